@@ -1,0 +1,68 @@
+# Needs make and a Python of at least 3.11; everything else goes into .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+# Extra arguments: make test ARGS="-k layout -x" · make demo ARGS="--help"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test test-slow lint format bench golden clean
+
+help:  ## Print this table
+	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.examples  ## Train a small language model on 2 ranks and compare it with one process
+	$(BIN)/python examples/train_bytes.py --world 2 $(ARGS)
+
+test: $(VENV)/.dev  ## Run the tests, those marked slow left out
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.dev  ## Run the tests marked slow
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.dev  ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --project pyproject.toml
+
+format: $(VENV)/.dev  ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.examples  ## Measure attention on 2 ranks, the bound beside each figure
+	$(BIN)/python benchmarks/attention.py $(ARGS)
+
+golden: $(VENV)/.dev  ## Write the golden files anew; read the diff before you commit it
+	$(BIN)/python -m pytest -m "not slow" --update-golden $(ARGS)
+
+clean:  ## Delete caches, builds and what the examples wrote; .venv stays
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out examples/out benchmarks/out
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# Many ranks share the cores of one machine: a thread each, unless the caller says otherwise.
+test test-slow golden: export OMP_NUM_THREADS ?= 1
+
+# Installed once: each stamp is older than what it was made from only when there is something to install.
+# pip is the last file that venv writes, so a venv cut short is made again.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "sp needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)." >&2; \
+	  echo "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: constraints.txt | $(BIN)/pip
+	$(PIP) $(shell grep '^torch==' constraints.txt)
+	@touch $@
+
+$(VENV)/.examples: pyproject.toml constraints.txt $(VENV)/.torch
+	$(PIP) --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
+	$(PIP) --editable '.[dev,examples,hf]'
+	@touch $@

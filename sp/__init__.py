@@ -1,0 +1,23 @@
+"""Sequence parallelism for long-context transformers, done by a compiler.
+
+    pmodel = sp.parallelize(model, strategy="striped")     # same call, same loss, same gradients
+"""
+
+from sp.api import inspect, parallelize
+from sp.errors import InputError, RankMismatchError, SpError, StrategyError, UnsupportedModelError
+from sp.module import ParallelModule
+from sp.strategy import STRATEGIES
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "STRATEGIES",
+    "InputError",
+    "ParallelModule",
+    "RankMismatchError",
+    "SpError",
+    "StrategyError",
+    "UnsupportedModelError",
+    "inspect",
+    "parallelize",
+]

@@ -1,0 +1,72 @@
+"""The errors a person sees, and the one place that words them.
+
+Every message says what was found, what was needed and what to do:
+
+    sp.StrategyError: there is no strategy 'stripped'
+      needed: one of: ring, striped, zigzag
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class SpError(ValueError):
+    """Base of every error that `sp` raises for a person to read and act on."""
+
+    def __init__(self, found: str, *, needed: str | None = None, remedy: str | None = None) -> None:
+        lines = [found]
+        if needed:
+            lines.append(f"  needed: {needed}")
+        if remedy:
+            lines.append(f"  remedy: {remedy}")
+        super().__init__("\n".join(lines))
+
+
+class StrategyError(SpError):
+    """The strategy, mesh or option asked for does not exist or does not fit this world."""
+
+
+class InputError(SpError):
+    """The call's arguments cannot be spread over this world."""
+
+
+class RankMismatchError(SpError):
+    """Ranks of one group disagree about program or inputs; raised on every rank."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One place of a model that `sp` cannot prove, and so will not run.
+
+    node: the graph node, as printed.  source: the user's line.
+    why: which dim, which placement, through which values.
+    """
+
+    node: str
+    source: str
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.node}\n    at:     {self.source}\n    why:    {self.why}\n    remedy: {self.remedy}"
+
+
+class UnsupportedModelError(SpError):
+    """The model cannot be captured or transformed exactly.
+
+    `refusals` holds every reason, not only the first.
+    """
+
+    def __init__(
+        self,
+        found: str,
+        *,
+        refusals: Sequence[Refusal] = (),
+        needed: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.refusals = tuple(refusals)
+        listed = "".join(f"\n  {number}. {refusal}" for number, refusal in enumerate(self.refusals, 1))
+        super().__init__(found + listed, needed=needed, remedy=remedy)

@@ -1,0 +1,88 @@
+"""Layouts: which rank holds which token.  Integers only; importing this file imports no torch.
+
+Every layout gives rank `r` one or two *runs* (arithmetic progressions of positions), written in the order in
+which the rank stores them, which is ascending.  The formulas use nothing but `+ - * //`, so they hold for
+symbolic lengths too.
+
+    length=8, world=2    rank 0        rank 1
+    contiguous           0 1 2 3       4 5 6 7
+    striped              0 2 4 6       1 3 5 7        Brandon et al. 2023, section 3
+    zigzag               0 1 6 7       2 3 4 5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Run:
+    """The positions `start, start + stride, …`, `length` of them."""
+
+    start: int
+    stride: int
+    length: int
+
+    @property
+    def positions(self) -> range:
+        return range(self.start, self.start + self.stride * self.length, self.stride)
+
+    def count_below(self, position: int) -> int:
+        """How many positions of this run are smaller than `position`."""
+        return min(max((position - self.start + self.stride - 1) // self.stride, 0), self.length)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A rule that deals the positions `0 … length-1` to `world` ranks, evenly up to one token."""
+
+    name: str
+    deal: Callable[[int, int, int], tuple[Run, ...]]
+
+    def runs(self, length: int, rank: int, world: int) -> tuple[Run, ...]:
+        """The runs of `rank`, in local order."""
+        return self.deal(length, rank, world)
+
+    def local_length(self, length: int, rank: int, world: int) -> int:
+        return sum(run.length for run in self.runs(length, rank, world))
+
+    def positions(self, length: int, rank: int, world: int) -> list[int]:
+        """The global position of each local token of `rank`."""
+        return [position for run in self.runs(length, rank, world) for position in run.positions]
+
+    def local_range(self, length: int, rank: int, world: int, start: int, stop: int) -> tuple[int, int]:
+        """The local indices `(first, last + 1)` of the positions `start … stop-1`.
+
+        Positions ascend along the local index, so the answer is always one range."""
+        runs = self.runs(length, rank, world)
+        # Not `count_below` where no comparison is needed: a symbolic length would pay with a guard.
+        first = 0 if isinstance(start, int) and start == 0 else sum(run.count_below(start) for run in runs)
+        whole = stop is length
+        return first, sum(run.length if whole else run.count_below(stop) for run in runs)
+
+
+def _contiguous(length: int, rank: int, world: int) -> tuple[Run, ...]:
+    start, stop = rank * length // world, (rank + 1) * length // world
+    return (Run(start, 1, stop - start),)
+
+
+def _striped(length: int, rank: int, world: int) -> tuple[Run, ...]:
+    return (Run(rank, world, (length - rank + world - 1) // world),)
+
+
+def _zigzag(length: int, rank: int, world: int) -> tuple[Run, ...]:
+    # The shares are those of `contiguous`, each cut in two: of the first t tokens dealt, ceil(t/2) lie at the
+    # front of the sequence and the rest at its end, so rank r holds chunks r and 2*world-1-r for any length.
+    start, stop = rank * length // world, (rank + 1) * length // world
+    first, second = (start + 1) // 2, length - stop // 2
+    return (
+        Run(first, 1, (stop + 1) // 2 - first),
+        Run(second, 1, stop // 2 - start // 2),
+    )
+
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (Layout("contiguous", _contiguous), Layout("striped", _striped), Layout("zigzag", _zigzag))
+}

@@ -1,0 +1,173 @@
+"""ParallelModule: what the user holds after `parallelize`.  It captures when called, agrees with the others, and runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import fx, nn
+
+from sp.errors import InputError, SpError
+from sp.executable import Executable, build
+from sp.layout import LAYOUTS
+from sp.options import Options
+from sp.request import Request
+from sp.runtime.agreement import Statement, check_agreement, checksum, exchange_statements
+from sp.runtime.comm import World, find_world
+from sp.runtime.shards import BoundLayout
+from sp.show import Report
+
+# The contents of the inputs are compared on the first calls of each capture; everything else on every call.
+CONTENT_CHECKS = 3
+
+
+class ParallelModule(nn.Module):
+    """The same model, its sequence spread over the ranks.  Made by `sp.parallelize`.
+
+    It shares the model's parameters, buffers and submodules under their own names, so that optimizers, checkpoints,
+    tied weights and `.to()` see what they saw before.  Attributes that it lacks are read from the model."""
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        super().__init__()
+        # Not registered as a submodule: names must not change.
+        self.__dict__["model"] = model
+        self.__dict__["options"] = options
+        self.__dict__["executables"] = list[Executable]()
+        self.__dict__["training"] = model.training
+        for shared in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[shared] = getattr(model, shared)
+
+    @property
+    def layout(self) -> BoundLayout:
+        """Which rank holds which token: `.shard`, `.unshard`, `.positions`."""
+        return BoundLayout(LAYOUTS[self.options.strategy.layout], self.options.group)
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The rewritten graph of the latest capture."""
+        return self._latest().program.graph_module
+
+    @property
+    def captured(self) -> fx.GraphModule:
+        """The graph of the latest capture, before any pass."""
+        return self._latest().captured.graph_module
+
+    def report(self) -> Report:
+        """What was rewritten, and why."""
+        latest = self._latest()
+        return Report(latest.program, find_world(self.options.group).size, latest.length)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's own forward.  Whatever does not fit is raised on all ranks before any data is exchanged."""
+        world = find_world(self.options.group)
+        request, length = self._agree_on_call(world, args, kwargs)
+        executable = self._agree_on_program(world, request, length)
+        return executable(self.model, request.tensors, length)
+
+    def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Capture now, for calls like this one, without any communication.  Tensors are taken to be global."""
+        request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
+        self._executable(request, request.length)
+
+    def train(self, mode: bool = True) -> Self:
+        self.model.train(mode)
+        return super().train(mode)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own, key for key."""
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["model"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
+        """A copy of the model over the same group; it captures anew."""
+        return ParallelModule(copy.deepcopy(self.model, memo), self.options)
+
+    def _latest(self) -> Executable:
+        if not self.executables:
+            raise SpError(
+                "nothing has been captured yet",
+                remedy="call the model once, or pass example_args to parallelize",
+            )
+        return self.executables[-1]
+
+    def _agree_on_call(self, world: World, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Request, int]:
+        """The call and its global length; every rank raises if any rank's call does not fit."""
+        request, failure = None, None
+        try:
+            request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
+            self._check_length(request, world)
+            statement = self._statement(request)
+        except SpError as error:
+            failure, statement = error, Statement(error=str(error))
+        statements = self._exchange(world, statement, failure)
+        assert request is not None
+        if not self.options.local_inputs:
+            return request, request.length
+        return request, self._global_length([int(said.length) for said in statements])
+
+    def _agree_on_program(self, world: World, request: Request, length: int) -> Executable:
+        """The executable for this call.  A new one is compared by hash: capture or passes may have failed elsewhere."""
+        executable, failure = None, None
+        try:
+            executable = self._executable(request, length)
+            if executable.agreed:
+                return executable
+            statement = Statement(program=executable.program.digest())
+        except SpError as error:
+            failure, statement = error, Statement(error=str(error))
+        self._exchange(world, statement, failure)
+        assert executable is not None
+        executable.agreed = True
+        return executable
+
+    def _exchange(self, world: World, statement: Statement, failure: SpError | None) -> list[Statement]:
+        statements = exchange_statements(world, statement, self._device())
+        if failure is not None:
+            raise failure
+        check_agreement(statements, world.rank)
+        return statements
+
+    def _statement(self, request: Request) -> Statement:
+        local = self.options.local_inputs
+        calls = max((known.calls for known in self.executables if known.key == request.key), default=0)
+        contents = checksum(request.tensors) if calls < CONTENT_CHECKS and not local else ""
+        return Statement(request.key, shapes=request.shapes(without_sequence=local), contents=contents, length=str(request.length))
+
+    def _check_length(self, request: Request, world: World) -> None:
+        if not self.options.local_inputs and request.length < world.size:
+            raise InputError(
+                f"a sequence of {request.length} tokens cannot be spread over {world.size} ranks",
+                needed="at least one token for each rank",
+                remedy="use a longer sequence, or a smaller mesh",
+            )
+
+    def _global_length(self, lengths: list[int]) -> int:
+        layout = LAYOUTS[self.options.strategy.layout]
+        needed = [layout.local_length(sum(lengths), rank, len(lengths)) for rank in range(len(lengths))]
+        if lengths != needed:
+            raise InputError(
+                f"the ranks hold {lengths} tokens, {sum(lengths)} in all",
+                needed=f"{needed}, as the {layout.name} layout deals them",
+                remedy="cut the sequence with pmodel.layout.shard",
+            )
+        return sum(lengths)
+
+    def _executable(self, request: Request, length: int) -> Executable:
+        for known in self.executables:
+            if known.fits(request.key, length):
+                return known
+        self.executables.append(build(self.model, request, length, self.options))
+        return self.executables[-1]
+
+    def _device(self) -> torch.device:
+        return next((value.device for value in self.parameters()), torch.device("cpu"))

@@ -1,0 +1,25 @@
+"""What `parallelize` was asked for, checked and in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sp.passes.capture import SequenceDim
+from sp.passes.localize import OutputForm
+from sp.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Options:
+    """group: name of the process group whose ranks share the sequence; "" is a world of one.
+    compile: whether torch.compile runs the rewritten graph, or its options."""
+
+    strategy: Strategy
+    group: str = ""
+    sequence_dim: SequenceDim = 1
+    local_inputs: bool = False
+    outputs: OutputForm = "global"
+    compile: bool | Mapping[str, Any] = True
+    kernel: str | None = None

@@ -1,0 +1,23 @@
+"""The compiler: `capture` makes a Program, the passes of `pipeline` turn it into what every rank runs."""
+
+from __future__ import annotations
+
+from sp.passes.attention import RewriteAttention
+from sp.passes.localize import Localize, OutputForm
+from sp.passes.manager import Pass
+from sp.passes.normalize import Normalize
+from sp.passes.place import Place
+from sp.passes.reduce import Reduce
+from sp.passes.verify import Verify
+
+
+def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tuple[Pass, ...]:
+    """The passes in their order, each with the reason for its place."""
+    return (
+        Normalize(),  # first: no later pass should know of assertions, idle casts and sizes read in odd places
+        RewriteAttention(kernel),  # before place: proves masks on the global graph, and lets them die unplaced
+        Reduce(),  # before place: averages become sums, the only thing that place lets cross the ranks
+        Place(),  # judges the final global ops; refuses what no rule can prove
+        Localize(outputs),  # needs every placement; from here on shapes are local
+        Verify(),  # last: reads the result like a stranger and trusts no pass before it
+    )

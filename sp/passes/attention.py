@@ -1,0 +1,138 @@
+"""Attention: every scaled dot product attention along the sequence → `sp::attention`, with its mask proven.
+
+    reshape = aten.reshape(expand(unsqueeze(k, 2)), [B, 8, S, 64])    keys repeated for 8 query heads
+    sdpa    = aten.scaled_dot_product_attention(q, reshape, reshape_1, mask)
+    →
+    attention = sp.attention(q, k, v, 'causal', 0.125, S, 'striped', 'ring', 'flash', 'sp')
+    sdpa      = attention[0]                                          un-expanded k and v will travel
+
+Whatever cannot be proven is refused.  Masks that nobody reads any more die here, before anything is placed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import fx
+
+from sp.errors import Refusal, UnsupportedModelError
+from sp.passes.fxtools import module_path, op_name, positional, refusal, shape, source_line, tensor
+from sp.passes.grouped import ungroup
+from sp.passes.index_algebra import IndexAlgebra
+from sp.passes.index_rules import INDEX_RULES
+from sp.passes.mask_proof import Unproven, explain, prove_mask
+from sp.passes.sizes import Sizes
+from sp.program import AttentionSite, Program
+from sp.runtime.ops import attention as attention_op
+
+SDPA = "aten.scaled_dot_product_attention"
+AXIS = "sp"
+
+
+@dataclass(frozen=True)
+class RewriteAttention:
+    """kernel: name of the kernel to use everywhere, None to choose by device and dtype."""
+
+    kernel: str | None = None
+    name: str = "attention"
+
+    def run(self, program: Program) -> Program:
+        sites: list[AttentionSite] = []
+        refusals: list[Refusal] = []
+        algebra = IndexAlgebra(INDEX_RULES)
+        for node in [node for node in program.graph.nodes if op_name(node) == SDPA]:
+            found = self._rewrite(node, program, algebra)
+            (refusals if isinstance(found, Refusal) else sites).append(found)  # type: ignore[arg-type]
+        if refusals:
+            raise UnsupportedModelError(f"{len(refusals)} attentions cannot be proven exact", refusals=refusals)
+        program.graph.eliminate_dead_code()
+        program.graph_module.recompile()
+        masks = sorted({str(site.mask) for site in sites})
+        text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {', '.join(masks) or 'none'}"
+        return replace(program, attentions=tuple(sites)).note(self.name, text)
+
+    def check(self, program: Program) -> None:
+        left = [node for node in program.graph.nodes if op_name(node) == SDPA]
+        assert not left, f"attention left {left}"
+
+    def _rewrite(self, node: fx.Node, program: Program, algebra: IndexAlgebra) -> AttentionSite | Refusal:
+        query, key, value, mask, dropout, is_causal, scale, enable_gqa = positional(node)
+        query, key, value = (cast(fx.Node, operand) for operand in (query, key, value))
+        problem = _misfit(node, program, query, key, value, cast(float, dropout))
+        if problem is not None:
+            return problem
+        try:
+            band = prove_mask(cast("fx.Node | None", mask), bool(is_causal), algebra)
+        except Unproven as unproven:
+            return explain(unproven, node)
+        key, value, why = ungroup(query, key, value, bool(enable_gqa))
+        width = int(shape(query)[3])
+        kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
+        arguments = (str(band), scale if scale is not None else 1 / math.sqrt(width))
+        _replace(node, program, (query, key, value), arguments, kernel)
+        return AttentionSite(
+            module_path(node) or node.name,
+            source_line(node),
+            band,
+            heads=int(shape(query)[1]),
+            kv_heads=int(shape(key)[1]),
+            head_width=width,
+            value_width=int(shape(value)[3]),
+            item_bytes=node.meta["val"].dtype.itemsize,
+            kernel=kernel,
+            why=why,
+        )
+
+
+def _misfit(
+    node: fx.Node, program: Program, query: fx.Node, key: fx.Node, value: fx.Node, dropout: float
+) -> Refusal | None:
+    """Why these operands are not self-attention along the sequence, None if they are."""
+    total = program.sequence.symbol
+    if any(len(shape(operand)) != 4 for operand in (query, key, value)):
+        return refusal(node, "its operands are not (batch, heads, sequence, head width)", "give them four dims")
+    if dropout:
+        return refusal(node, f"it drops out scores with probability {dropout}", "set the attention dropout to 0")
+    lengths = [shape(operand)[2] for operand in (query, key, value)]
+    if lengths != [total] * 3:
+        return refusal(
+            node,
+            f"queries, keys and values have lengths {lengths} along dim 2, the sequence is {total}",
+            "attend from the whole sequence to the whole sequence",
+        )
+    return None
+
+
+def _replace(
+    node: fx.Node,
+    program: Program,
+    operands: tuple[fx.Node, fx.Node, fx.Node],
+    arguments: tuple[str, object],
+    kernel: str,
+) -> None:
+    graph, strategy = program.graph, program.strategy
+    with graph.inserting_before(node):
+        length = Sizes(program).node(program.sequence.symbol)
+        call = graph.call_function(
+            attention_op, (*operands, *arguments, length, strategy.layout, strategy.transport, kernel, AXIS)
+        )
+        output = graph.call_function(operator.getitem, (call, 0))
+    fake, query = node.meta["val"], operands[0]
+    call.meta = {**node.meta, "val": (fake, fake.new_empty(query.meta["val"].shape[:3]))}
+    output.meta = dict(node.meta)
+    node.replace_all_uses_with(output)
+    graph.erase_node(node)
+
+
+def choose_kernel(query: torch.Tensor | None, width: int, value_width: int) -> str:
+    """`flash` where torch's FlashAttention takes these operands, otherwise `dense`; the report shows which."""
+    assert query is not None
+    if width != value_width:
+        return "dense"
+    if query.device.type == "cuda":
+        return "flash" if query.dtype in (torch.float16, torch.bfloat16) and width % 8 == 0 and width <= 256 else "dense"
+    return "flash" if query.device.type in ("cpu", "meta") else "dense"

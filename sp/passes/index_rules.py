@@ -1,0 +1,225 @@
+"""The ops that the index algebra can follow: one short rule each, from operand values to the op's value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import sympy
+import torch
+from sympy.logic.boolalg import Boolean
+from torch import fx
+
+from sp.passes.fxtools import normal_dim, op_name, shape, tensor
+from sp.passes.index_algebra import IndexAlgebra, Opaque, Rule, Value, coordinate, is_condition, rename, substitute
+
+
+def _as_number(value: Value) -> sympy.Expr:
+    return sympy.Piecewise((1, value), (0, True)) if is_condition(value) else value
+
+
+def _as_boolean(value: Value) -> Boolean:
+    return value if is_condition(value) else cast(Boolean, sympy.Ne(value, 0))
+
+
+def _arange(algebra: IndexAlgebra, node: fx.Node, _: tuple[object, ...]) -> Value:
+    bounds = list(node.args)
+    start = algebra.value(bounds[0]) if len(bounds) > 1 else sympy.Integer(0)
+    step = algebra.value(bounds[2]) if len(bounds) > 2 else sympy.Integer(1)
+    return cast(Value, start + step * coordinate(0))
+
+
+def _filled(position: int) -> Rule:
+    def rule(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+        value = algebra.value(args[position])
+        return _as_boolean(value) if node.meta["val"].dtype == torch.bool else value
+
+    return rule
+
+
+def _ones(_: IndexAlgebra, node: fx.Node, __: tuple[object, ...]) -> Value:
+    return sympy.true if node.meta["val"].dtype == torch.bool else sympy.Integer(1)
+
+
+def _zeros(_: IndexAlgebra, node: fx.Node, __: tuple[object, ...]) -> Value:
+    return sympy.false if node.meta["val"].dtype == torch.bool else sympy.Integer(0)
+
+
+def _same(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    """Copies and casts: `aten.to` and its kind."""
+    value, dtype = algebra.value(args[0]), node.meta["val"].dtype
+    if dtype == torch.bool:
+        return _as_boolean(value)
+    source = tensor(args[0])
+    if source is not None and source.dtype.is_floating_point and not dtype.is_floating_point:
+        raise Opaque(node, "a cast from float to integer rounds")
+    return _as_number(value)
+
+
+def _arithmetic(combine: Callable[[sympy.Expr, sympy.Expr], object], scaled: bool = False) -> Rule:
+    def rule(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+        a, b = (_as_number(algebra.aligned(operand, node)) for operand in args[:2])
+        factor = _as_number(algebra.value(args[2])) if scaled else sympy.Integer(1)
+        return cast(Value, combine(a, b * factor))
+
+    return rule
+
+
+def _comparison(relation: Callable[[sympy.Expr, sympy.Expr], object]) -> Rule:
+    def rule(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+        a, b = (_as_number(algebra.aligned(operand, node)) for operand in args[:2])
+        return cast(Value, relation(a, b))
+
+    return rule
+
+
+def _logic(combine: Callable[..., object]) -> Rule:
+    def rule(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+        if node.meta["val"].dtype != torch.bool:
+            raise Opaque(node, "bitwise arithmetic on integers")
+        operands = [algebra.aligned(operand, node) for operand in args if isinstance(operand, fx.Node)]
+        return cast(Value, combine(*(_as_boolean(operand) for operand in operands)))
+
+    return rule
+
+
+def _where(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    chosen = _as_boolean(algebra.aligned(args[0], node))
+    a, b = (_as_number(algebra.aligned(operand, node)) for operand in args[1:3])
+    return cast(Value, sympy.Piecewise((a, chosen), (b, True)))
+
+
+def _masked_fill(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    return _where(algebra, node, (args[1], args[2], args[0]))
+
+
+def _triangle(upper: bool) -> Rule:
+    def rule(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+        value, ndim = algebra.value(args[0]), len(shape(node))
+        row, column = coordinate(ndim - 2), coordinate(ndim - 1)
+        diagonal = algebra.value(args[1])
+        kept = column >= row + diagonal if upper else column <= row + diagonal
+        if is_condition(value):
+            return cast(Value, sympy.And(value, kept))
+        return cast(Value, sympy.Piecewise((value, kept), (0, True)))
+
+    return rule
+
+
+def _reindex(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    """view, reshape, squeeze, unsqueeze, expand: dims that are kept keep their order; all others have size 1."""
+    source = cast(fx.Node, args[0])
+    value, old, new = algebra.value(source), shape(source), shape(node)
+    if op_name(node) == "aten.expand":
+        return algebra.aligned(source, node)
+    kept_old = [dim for dim, size in enumerate(old) if size != 1]
+    kept_new = [dim for dim, size in enumerate(new) if size != 1]
+    if [old[dim] for dim in kept_old] != [new[dim] for dim in kept_new]:
+        raise Opaque(node, f"{op_name(node)} merges or splits dims: {old} to {new}")
+    return rename(value, dict(zip(kept_old, kept_new, strict=True)))
+
+
+def _transpose(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    ndim = len(shape(node))
+    order = list(range(ndim))
+    if op_name(node) == "aten.permute":
+        order = [normal_dim(dim, ndim) for dim in cast(list[int], args[1])]
+    else:
+        a, b = (args[1], args[2]) if op_name(node) == "aten.transpose" else (-2, -1)
+        a, b = normal_dim(a, ndim), normal_dim(b, ndim)
+        order[a], order[b] = order[b], order[a]
+    return rename(algebra.value(args[0]), {old: new for new, old in enumerate(order)})
+
+
+def _slice(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    source = cast(fx.Node, args[0])
+    dim = normal_dim(args[1], len(shape(source)))
+    start = algebra.value(args[2]) if args[2] is not None else sympy.Integer(0)
+    if not (isinstance(start, sympy.Integer) and start >= 0):
+        raise Opaque(node, f"a slice that begins at {start}")
+    place = sympy.Integer(0) if shape(node)[dim] == 1 else coordinate(dim)
+    return substitute(algebra.value(source), {dim: cast(Value, start + algebra.value(args[4]) * place)})
+
+
+def _select(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    source = cast(fx.Node, args[0])
+    ndim = len(shape(source))
+    dim = normal_dim(args[1], ndim)
+    chosen = algebra.value(args[2])
+    if isinstance(chosen, sympy.Integer) and chosen < 0:
+        chosen = shape(source)[dim] + chosen
+    moved: dict[int, Value | int] = {later: coordinate(later - 1) for later in range(dim + 1, ndim)}
+    return substitute(algebra.value(source), {**moved, dim: chosen})
+
+
+def _gather(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    """`aten.index(x, [i0, i1, …])`: x's coordinates become the index tensors' values."""
+    source = cast(fx.Node, args[0])
+    indices = cast(list[fx.Node | None], args[1])
+    if None in indices or len(indices) != len(shape(source)):
+        raise Opaque(node, "an index that leaves dims out")
+    return substitute(algebra.value(source), {dim: algebra.aligned(i, node) for dim, i in enumerate(indices)})
+
+
+def _diff(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    """The difference of neighbours.  With a value prepended it must be one constant everywhere, or it is opaque."""
+    source, order, dim, before, after = args
+    dim = normal_dim(dim, len(shape(node)))
+    if order != 1 or after is not None:
+        raise Opaque(node, "diff of higher order, or with values appended")
+    value, here = _as_number(algebra.value(source)), coordinate(dim)
+    if before is None:
+        return cast(Value, sympy.expand(value.subs(here, here + 1) - value))
+    inner = sympy.expand(value - value.subs(here, here - 1))
+    first = sympy.expand(value.subs(here, 0) - _as_number(algebra.aligned(before, node)))
+    if inner != first or inner.has(here):
+        raise Opaque(node, f"diff is {first} at the start and {inner} after it")
+    return cast(Value, inner)
+
+
+def _cumsum(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
+    value = _as_number(algebra.value(args[0]))
+    here = coordinate(normal_dim(args[1], len(shape(node))))
+    if value.has(here):
+        raise Opaque(node, f"the running sum of {value}")
+    return cast(Value, value * (here + 1))
+
+
+INDEX_RULES: Mapping[str, Rule] = {
+    "arange": _arange,
+    "ones": _ones,
+    "new_ones": _ones,
+    "ones_like": _ones,
+    "zeros": _zeros,
+    "new_zeros": _zeros,
+    "zeros_like": _zeros,
+    "full": _filled(1),
+    "full_like": _filled(1),
+    "new_full": _filled(2),
+    "scalar_tensor": _filled(0),
+    **dict.fromkeys(("to", "_to_copy", "clone", "contiguous", "detach", "alias", "lift_fresh_copy"), _same),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "expand"), _reindex),
+    **dict.fromkeys(("transpose", "permute", "t"), _transpose),
+    "slice": _slice,
+    "select": _select,
+    "index": _gather,
+    "diff": _diff,
+    "cumsum": _cumsum,
+    "add": _arithmetic(lambda a, b: a + b, scaled=True),
+    "sub": _arithmetic(lambda a, b: a - b, scaled=True),
+    "rsub": _arithmetic(lambda a, b: b - a),
+    "mul": _arithmetic(lambda a, b: a * b),
+    "le": _comparison(sympy.Le),
+    "lt": _comparison(sympy.Lt),
+    "ge": _comparison(sympy.Ge),
+    "gt": _comparison(sympy.Gt),
+    "eq": _comparison(sympy.Eq),
+    "ne": _comparison(sympy.Ne),
+    **dict.fromkeys(("__and__", "bitwise_and", "logical_and"), _logic(sympy.And)),
+    **dict.fromkeys(("__or__", "bitwise_or", "logical_or"), _logic(sympy.Or)),
+    **dict.fromkeys(("logical_not", "bitwise_not"), _logic(sympy.Not)),
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "tril": _triangle(upper=False),
+    "triu": _triangle(upper=True),
+}

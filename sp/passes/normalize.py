@@ -1,0 +1,78 @@
+"""Normalize: erase what capture leaves behind and no later pass should have to know.
+
+    _assert_tensor_metadata(x, …)             →  (erased: it would keep dead masks alive)
+    slice(x, 0, 0, 9223372036854775807)       →  x
+    dropout(x, 0.0, True)                     →  x
+    sym_size(hidden, 1)                       →  sym_size(input_ids, 1), at the top
+    to(x, torch.float32)      x is float32    →  x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import fx
+
+from sp.passes.fxtools import expression, op_name, positional, tensor
+from sp.passes.sizes import Sizes
+from sp.program import Program
+
+_END = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True)
+class Normalize:
+    name: str = "normalize"
+
+    def run(self, program: Program) -> Program:
+        before, sizes = len(program.graph.nodes), Sizes(program)
+        for node in list(program.graph.nodes):
+            if node.op != "call_function":
+                continue
+            if op_name(node) in ERASED:
+                program.graph.erase_node(node)
+            elif isinstance(node.meta.get("val"), torch.SymInt) and op_name(node) == "aten.sym_size":
+                node.replace_all_uses_with(cast(fx.Node, sizes.node(expression(node.meta["val"]))))
+            elif (test := IDENTITIES.get(op_name(node))) and test(node):
+                node.replace_all_uses_with(cast(fx.Node, node.args[0]))
+                program.graph.erase_node(node)  # dead code elimination keeps random ops
+        program.graph.eliminate_dead_code()
+        program.graph_module.recompile()
+        after = len(program.graph.nodes)
+        return program.note(self.name, f"{before} nodes to {after}: assertions, no-op slices, casts and dropouts erased")
+
+    def check(self, program: Program) -> None:
+        left = [node for node in program.graph.nodes if op_name(node) in ERASED]
+        assert not left, f"normalize left {left}"
+
+
+def _whole_slice(node: fx.Node) -> bool:
+    _, _, start, end, step = positional(node)
+    return start in (None, 0) and (end is None or end == _END) and step == 1
+
+
+def _idle_dropout(node: fx.Node) -> bool:
+    _, probability, train = positional(node)
+    return probability == 0.0 or not train
+
+
+def _idle_cast(node: fx.Node) -> bool:
+    source, result = tensor(node.args[0]), node.meta["val"]
+    if source is None or any(node.kwargs.get(name) for name in ("copy", "memory_format")):
+        return False
+    if True in node.args[2:]:  # non_blocking or copy, by position
+        return False
+    return (source.dtype, source.device) == (result.dtype, result.device)
+
+
+
+ERASED = frozenset({"aten._assert_tensor_metadata"})
+
+IDENTITIES: Mapping[str, Callable[[fx.Node], bool]] = {
+    "aten.slice": _whole_slice,
+    "aten.dropout": _idle_dropout,
+    "aten.to": _idle_cast,
+}

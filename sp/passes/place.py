@@ -1,0 +1,218 @@
+"""Place: where the sequence lives in every value.
+
+    embedding   = aten.embedding(weight, ids)        sharded(dim 1)              it meets parameters
+    view        = aten.view(linear, [-1, V])         sharded(dim 0, outer=B)
+    pad         = aten.pad(labels, [0, 1])           replicated                  index domain: labels alone
+    loss        = aten.cross_entropy_loss(view, t)   partial(sum)
+
+Two domains.  The *index domain* (ids, labels, positions, and what is computed from them alone) stays replicated where
+an op needs the whole sequence; each such value also gets a *local form*, used where it meets activations.  The
+*activation domain* begins where the sequence meets a parameter; it is sharded from there on and never gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import fx
+
+from sp.errors import Refusal, UnsupportedModelError
+from sp.passes.fxtools import is_parameter, op_name, refusal, result, shape, tensor, tensor_operands
+from sp.passes.rule_table import find_rule, passes_through
+from sp.passes.rules import Case, Refused, Ruling
+from sp.program import Partial, Placement, Program, Replicated, Sharded
+
+
+@dataclass
+class Placements:
+    """What `place` finds out.  `natural`: how a value is computed.  `local`: the shard that an index-domain value has
+    when it meets activations.  `rulings`: how to compute the sharded form.  `trains`: depends on parameters;
+    `differentiable`: on parameters or on floating inputs."""
+
+    natural: dict[fx.Node, Placement] = field(default_factory=dict[fx.Node, Placement])
+    local: dict[fx.Node, Sharded] = field(default_factory=dict[fx.Node, Sharded])
+    rulings: dict[fx.Node, Ruling] = field(default_factory=dict[fx.Node, Ruling])
+    trains: set[fx.Node] = field(default_factory=set[fx.Node])
+    differentiable: set[fx.Node] = field(default_factory=set[fx.Node])
+    refused: set[fx.Node] = field(default_factory=set[fx.Node])
+
+    def sharded(self, node: fx.Node) -> Sharded | None:
+        """The sharded form that `node` has or can have."""
+        natural = self.natural.get(node)
+        return natural if isinstance(natural, Sharded) else self.local.get(node)
+
+
+@dataclass(frozen=True)
+class Place:
+    name: str = "place"
+
+    def run(self, program: Program) -> Program:
+        found, refusals = find_placements(program)
+        if refusals:
+            count = f"{len(refusals)} node{'s' if len(refusals) > 1 else ''}"
+            raise UnsupportedModelError(f"{count} cannot be placed on ranks exactly", refusals=refusals)
+        placements = {node.name: placement for node, placement in found.natural.items()}
+        sharded = sum(isinstance(placement, Sharded) for placement in placements.values())
+        text = f"{sharded} of {len(placements)} values sharded, {len(placements) - sharded} replicated or partial"
+        return replace(program, placements=placements).note(self.name, text)
+
+    def check(self, program: Program) -> None:
+        missing = [node.name for node in program.graph.nodes if tensor(node) is not None]
+        missing = [name for name in missing if name not in program.placements]
+        assert not missing, f"place left {missing}"
+
+
+def find_placements(program: Program) -> tuple[Placements, list[Refusal]]:
+    """Walk the graph once, in order; collect every refusal instead of stopping at the first."""
+    found, refusals = Placements(), list[Refusal]()
+    local_inputs: Mapping[str, int | None] = {port.name: port.dim for port in program.inputs if port.local}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            _source(node, program, found, local_inputs.get(node.name))
+        elif node.op == "get_attr":
+            found.natural[node] = Replicated()
+            if is_parameter(node):
+                found.trains.add(node)
+                found.differentiable.add(node)
+        elif node.op == "call_function" and "val" in node.meta:
+            try:
+                _judge(node, program, found)
+            except Refused as reason:
+                found.refused.add(node)
+                if not _blamed_already(node, found):
+                    refusals.append(refusal(node, f"{reason.why}{_chain(node, found)}", reason.remedy))
+    return found, refusals
+
+
+def _blamed_already(node: fx.Node, found: Placements) -> bool:
+    return any(operand in found.refused for operand in node.all_input_nodes)
+
+
+def _chain(node: fx.Node, found: Placements) -> str:
+    """Where each operand's sequence lives, for the message."""
+    placed = [(operand, found.natural.get(operand)) for operand in tensor_operands(node)]
+    known = [f"{operand.name} is {placement}" for operand, placement in placed if isinstance(placement, Sharded)]
+    return f" ({'; '.join(known)})" if known else ""
+
+
+def _source(node: fx.Node, program: Program, found: Placements, local_dim: int | None) -> None:
+    value = tensor(node)
+    if value is not None and value.is_floating_point():
+        found.differentiable.add(node)
+    if local_dim is not None:
+        found.natural[node] = Sharded.whole(local_dim, program.sequence.symbol)
+        return
+    found.natural[node] = Replicated()
+    _fresh(node, program, found)
+
+
+def _fresh(node: fx.Node, program: Program, found: Placements) -> None:
+    """An index-domain value whose whole sequence fills one dim can be sharded there, by a shard op of its own."""
+    total = program.sequence.symbol
+    if tensor(node) is None:
+        return
+    dims = [dim for dim, size in enumerate(shape(node)) if size.has(total)]
+    if len(dims) == 1 and shape(node)[dims[0]] == total:
+        found.local[node] = Sharded.whole(dims[0], total)
+
+
+def _judge(node: fx.Node, program: Program, found: Placements) -> None:
+    operands = tensor_operands(node)
+    if any(operand in found.refused for operand in node.all_input_nodes):
+        raise Refused("an operand was refused", "")
+    if result(node) is None:
+        _scalar(node, operands, found)
+        return
+    _refuse_effects(node)
+    if sum(size.has(program.sequence.symbol) for size in shape(node)) > 1:
+        raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
+    for reached in (found.trains, found.differentiable):
+        if any(operand in reached for operand in node.all_input_nodes):
+            reached.add(node)
+    if passes_through(node):
+        _hand_on(node, found)
+        return
+    anchor = _anchor(node, operands, found)
+    if anchor is not None:
+        found.rulings[node] = ruling = _rule(node, anchor, operands, found)
+        found.natural[node] = ruling.output
+        return
+    found.natural[node] = Replicated()
+    _local_form(node, program, operands, found)
+
+
+def _refuse_effects(node: fx.Node) -> None:
+    """Ops that no placement makes right, in either domain."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    if node.target._schema.is_mutable:
+        raise Refused("it changes its operand in place", "write it out of place (x = x + y instead of x += y)")
+    if torch.Tag.nondeterministic_seeded in node.target.tags:
+        raise Refused("it draws random numbers, which would differ between ranks", "set dropout to 0, or call eval()")
+
+
+def _scalar(node: fx.Node, operands: list[fx.Node], found: Placements) -> None:
+    """Sizes are global everywhere; any other number read from a sharded value would differ between ranks."""
+    sharded = [operand for operand in operands if isinstance(found.natural.get(operand), Sharded)]
+    if sharded and op_name(node) != "aten.sym_size":
+        raise Refused(f"it reads a number from {sharded[0].name}, which is spread over the ranks", "keep it a tensor")
+
+
+def _hand_on(node: fx.Node, found: Placements) -> None:
+    source = node.all_input_nodes[0]
+    found.natural[node] = found.natural.get(source, Replicated())
+    if source in found.local:
+        found.local[node] = found.local[source]
+    if source in found.rulings:
+        found.rulings[node] = replace(found.rulings[source], arguments={}, operands={})
+
+
+def _anchor(node: fx.Node, operands: list[fx.Node], found: Placements) -> fx.Node | None:
+    """The operand whose sharding decides, None if the node stays in the index domain.
+
+    An op enters the activation domain when an operand is sharded, when the sequence meets a parameter, or when it is
+    an attention."""
+    sharded = [operand for operand in operands if isinstance(found.natural.get(operand), Sharded)]
+    if sharded:
+        return sharded[0]
+    candidates = [operand for operand in operands if operand in found.local]
+    meets_parameter = len(operands) > 1 and any(operand in found.trains for operand in operands)
+    if candidates and (meets_parameter or op_name(node) == "sp.attention"):
+        return candidates[0]
+    return None
+
+
+def _rule(node: fx.Node, anchor: fx.Node, operands: list[fx.Node], found: Placements) -> Ruling:
+    placement = found.sharded(anchor)
+    assert placement is not None
+    ruling = find_rule(node)(Case(node, anchor, placement, tuple(operands)))
+    for operand, need in ruling.operands.items():
+        _check_need(operand, need, found)
+    return ruling
+
+
+def _check_need(operand: fx.Node, need: Placement, found: Placements) -> None:
+    natural = found.natural[operand]
+    if isinstance(natural, Partial):
+        natural = Replicated()  # `localize` reduces a partial value where it is made
+    if isinstance(natural, Sharded) and natural != need:
+        remedy = "the same positions must meet: slice or transpose both alike"
+        raise Refused(f"{operand.name} is {natural} but is needed as {need}", remedy)
+
+
+def _local_form(node: fx.Node, program: Program, operands: list[fx.Node], found: Placements) -> None:
+    """How an index-domain value is computed from shards; where no rule says, it is computed whole and then cut."""
+    candidates = [operand for operand in operands if operand in found.local]
+    if candidates:
+        try:
+            ruling = _rule(node, candidates[0], operands, found)
+        except Refused:
+            pass
+        else:
+            if isinstance(ruling.output, Sharded):
+                found.rulings[node] = ruling
+                found.local[node] = ruling.output
+                return
+    _fresh(node, program, found)

@@ -1,0 +1,103 @@
+"""Reduce: averages over the sequence → sums over it, divided by a count, so that only sums cross the ranks.
+
+    mean = aten.mean(x, [1])                              over S
+    →  sum = aten.sum(x, [1]);  div = sum / S
+
+    loss = aten.cross_entropy_loss(scores, target)        mean over the targets that count
+    →  loss = aten.cross_entropy_loss(scores, target, None, SUM);  ne = target != -100;  count = sum(ne)
+       div = loss / count                                 labels are whole on every rank: no reduction for the count
+
+Both forms are equal on one device; ranks with different numbers of valid tokens, or none, change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import fx
+
+from sp.errors import Refusal, UnsupportedModelError
+from sp.passes.fxtools import op_name, positional, product, refusal, shape
+from sp.passes.shape_rules import reduced_dims
+from sp.passes.sizes import Sizes
+from sp.program import Program
+
+_MEAN, _SUM = 1, 2
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Reduce:
+    name: str = "reduce"
+
+    def run(self, program: Program) -> Program:
+        sizes, changed = Sizes(program), list[str]()
+        refusals: list[Refusal] = []
+        for node in list(program.graph.nodes):
+            rewrite = REWRITES.get(op_name(node)) if node.op == "call_function" else None
+            if rewrite is None or not averages_sequence(node, program):
+                continue
+            with program.graph.inserting_before(node):
+                found = rewrite(node, program.graph, sizes)
+            if isinstance(found, Refusal):
+                refusals.append(found)
+                continue
+            node.replace_all_uses_with(found)
+            program.graph.erase_node(node)
+            changed.append(node.name)
+        if refusals:
+            raise UnsupportedModelError("averages that cannot be split over ranks", refusals=refusals)
+        program.graph_module.recompile()
+        return program.note(self.name, f"averages over the sequence made sums and counts: {', '.join(changed) or 'none'}")
+
+    def check(self, program: Program) -> None:
+        left = [node for node in program.graph.nodes if op_name(node) in REWRITES and averages_sequence(node, program)]
+        assert not left, f"reduce left {left}"
+
+
+def averages_sequence(node: fx.Node, program: Program) -> bool:
+    """Whether this op is a mean whose averaged dims hold the sequence."""
+    if node.op != "call_function":
+        return False
+    sizes = shape(cast(fx.Node, node.args[0]))
+    if op_name(node) == "aten.cross_entropy_loss":
+        return positional(node)[3] == _MEAN and any(size.has(program.sequence.symbol) for size in sizes)
+    dims, _ = reduced_dims(node, len(sizes))
+    return any(sizes[dim].has(program.sequence.symbol) for dim in dims)
+
+
+def _mean(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node:
+    source = cast(fx.Node, node.args[0])
+    dims, keep = reduced_dims(node, len(shape(source)))
+    total = graph.call_function(aten.sum.dim_IntList, (source, dims, keep), {"dtype": node.kwargs.get("dtype")})
+    count = sizes.node(product([shape(source)[dim] for dim in dims]))
+    divided = graph.call_function(aten.div.Tensor, (total, count))
+    for new in (total, divided):
+        new.meta = dict(node.meta)
+    return divided
+
+
+def _cross_entropy(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node | Refusal:
+    scores, target, weight, _, ignored, smoothing = positional(node)
+    if weight is not None:
+        return refusal(node, "its mean is weighted by class", "use reduction='sum' and divide by the weights yourself")
+    target = cast(fx.Node, target)
+    total = graph.call_function(aten.cross_entropy_loss.default, (scores, target, None, _SUM, ignored, smoothing))
+    counts = graph.call_function(aten.ne.Scalar, (target, ignored))
+    count = graph.call_function(aten.sum.default, (counts,))
+    mean = graph.call_function(aten.div.Tensor, (total, count))
+    fake = target.meta["val"]
+    for new in (total, counts, count, mean):
+        new.meta = dict(node.meta)
+    counts.meta["val"] = fake.new_empty(fake.shape, dtype=torch.bool)
+    count.meta["val"] = fake.new_empty((), dtype=torch.int64)
+    return mean
+
+
+REWRITES: Mapping[str, Callable[[fx.Node, fx.Graph, Sizes], fx.Node | Refusal]] = {
+    "aten.mean": _mean,
+    "aten.cross_entropy_loss": _cross_entropy,
+}

@@ -1,0 +1,225 @@
+"""Placement rules for ops whose dims depend on their arguments: views, permutations, slices, joins, reductions.
+
+    view(x: sharded(dim 1), [B*S, D])       →  sharded(dim 0, outer=B)      local call: [-1, D]
+    slice(x: sharded(dim 1), 1, 0, S-1)     →  sharded(dim 1, [0:S-1])      becomes sp.narrow
+    sum(x: sharded(dim 1), [1])             →  partial(sum)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import sympy
+import torch
+from torch import fx
+
+from sp.passes.fxtools import exact_quotient, expression, normal_dim, op_name, positional, product, shape
+from sp.passes.rules import Case, Refused, Rule, Ruling, operand_need
+from sp.program import Partial, Placement, Replicated, Sharded
+
+
+def _unary(case: Case, output: Placement, arguments: dict[int, object] | None = None) -> Ruling:
+    return Ruling(output, {case.anchor: case.placement}, arguments or {})
+
+
+def reshape(case: Case) -> Ruling:
+    """view, reshape.  The sizes as the model wrote them, but for -1 in the one dim whose size differs on a rank."""
+    placement, new = _reshaped(case), shape(case.node)
+    written = cast(list[object], positional(case.node)[1])
+    sizes = [-1 if dim == placement.dim else (new[dim] if size == -1 else size) for dim, size in enumerate(written)]
+    return _unary(case, placement, {1: sizes})
+
+
+def merging(case: Case) -> Ruling:
+    """flatten: a reshape whose own arguments are right on a rank too."""
+    return _unary(case, _reshaped(case))
+
+
+def _reshaped(case: Case) -> Sharded:
+    old, new = shape(case.anchor), shape(case.node)
+    placement = moved_by_reshape(case.placement, old, new)
+    if placement is None:
+        raise Refused(
+            f"it reshapes {old} to {new}, which splits or mixes the sequence (dim {case.placement.dim})",
+            "transpose before the reshape, so that tokens stay in order",
+        )
+    return placement
+
+
+def moved_by_reshape(placement: Sharded, old: Sequence[sympy.Expr], new: Sequence[sympy.Expr]) -> Sharded | None:
+    """Row-major order keeps (elements outside, sequence, elements inside): find the dim that holds the sequence now."""
+    outside = product(old[: placement.dim]) * placement.outer
+    for dim, size in enumerate(new):
+        outer = exact_quotient(outside, product(new[:dim]))
+        if outer is not None and exact_quotient(size, outer * placement.length) is not None:
+            return replace(placement, dim=dim, outer=outer)
+    return None
+
+
+def transpose(case: Case) -> Ruling:
+    ndim = len(shape(case.anchor))
+    _, *dims = positional(case.node)
+    a, b = (normal_dim(dim, ndim) for dim in dims) if dims else (0, ndim - 1)
+    moved = {a: b, b: a}.get(case.placement.dim, case.placement.dim)
+    return _unary(case, replace(case.placement, dim=moved))
+
+
+def permute(case: Case) -> Ruling:
+    order = [normal_dim(dim, len(shape(case.anchor))) for dim in cast(list[int], case.node.args[1])]
+    return _unary(case, replace(case.placement, dim=order.index(case.placement.dim)))
+
+
+def unsqueeze(case: Case) -> Ruling:
+    at = normal_dim(case.node.args[1], len(shape(case.node)))
+    return _unary(case, replace(case.placement, dim=case.placement.dim + (at <= case.placement.dim)))
+
+
+def squeeze(case: Case) -> Ruling:
+    """The sequence's dim is not squeezed: its size is symbolic, and a rank may hold one token of it."""
+    old = shape(case.anchor)
+    gone = _squeezed(case.node, len(old))
+    dropped = [dim for dim in gone if old[dim] == 1]
+    if case.placement.dim in gone or gone != dropped:
+        raise Refused("it squeezes a dim that is not surely of size 1 on every rank", "squeeze named dims of size 1")
+    return _unary(case, replace(case.placement, dim=case.placement.dim - sum(dim < case.placement.dim for dim in gone)))
+
+
+def _squeezed(node: fx.Node, ndim: int) -> list[int]:
+    if len(node.args) < 2:
+        raise Refused("it squeezes whatever dim happens to be 1", "name the dims to squeeze")
+    dims = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
+    return [normal_dim(dim, ndim) for dim in dims]
+
+
+def expand(case: Case) -> Ruling:
+    dim = case.placement.dim + len(shape(case.node)) - len(shape(case.anchor))
+    sizes = [-1 if at == dim else size for at, size in enumerate(cast(list[object], positional(case.node)[1]))]
+    return _unary(case, replace(case.placement, dim=dim), {1: sizes})
+
+
+def cut(case: Case) -> Ruling:
+    """slice: elsewhere as it is; along the sequence the result covers fewer positions."""
+    _, dim, start, end, step = positional(case.node)
+    if normal_dim(dim, len(shape(case.anchor))) != case.placement.dim:
+        return _unary(case, case.placement)
+    if case.placement.outer != 1 or shape(case.anchor)[case.placement.dim] != case.placement.length or step != 1:
+        raise Refused("it slices the sequence with a step, or merged with other dims", "slice before merging dims")
+    begin = _position(start, case.placement.length)
+    length = shape(case.node)[case.placement.dim]
+    return _unary(case, replace(case.placement, start=case.placement.start + begin, length=length))
+
+
+def _position(start: object, length: sympy.Expr) -> sympy.Expr:
+    if start is None:
+        return sympy.Integer(0)
+    value = expression(start.meta["val"]) if isinstance(start, fx.Node) else expression(start)
+    return length + value if value.is_negative else value
+
+
+def split(case: Case) -> Ruling:
+    """split, chunk, unbind along any other dim."""
+    positions = {"aten.unbind": 1}
+    at = cast(int, positional(case.node)[positions.get(op_name(case.node), 2)])
+    dim = normal_dim(at, len(shape(case.anchor)))
+    if dim == case.placement.dim:
+        raise Refused(f"it splits dim {dim}, where the sequence lives", "split another dim, or slice the sequence")
+    if op_name(case.node) != "aten.unbind":
+        return _unary(case, case.placement)
+    return _unary(case, replace(case.placement, dim=case.placement.dim - (dim < case.placement.dim)))
+
+
+def select(case: Case) -> Ruling:
+    dim = normal_dim(case.node.args[1], len(shape(case.anchor)))
+    if dim == case.placement.dim:
+        raise Refused("it selects one position of the sequence", "select outside of the model, on its gathered output")
+    return _unary(case, replace(case.placement, dim=case.placement.dim - (dim < case.placement.dim)))
+
+
+def join(case: Case) -> Ruling:
+    """cat along any other dim; all parts are cut alike."""
+    dim = normal_dim(positional(case.node)[1], len(shape(case.node)))
+    if dim == case.placement.dim:
+        raise Refused("it concatenates along the sequence", "concatenate outside of the model")
+    needs = {operand: operand_need(case, operand, case.placement.dim) for operand in case.operands}
+    return Ruling(case.placement, needs)
+
+
+def stack(case: Case) -> Ruling:
+    at = normal_dim(positional(case.node)[1], len(shape(case.node)))
+    needs = {operand: operand_need(case, operand, case.placement.dim) for operand in case.operands}
+    return Ruling(replace(case.placement, dim=case.placement.dim + (at <= case.placement.dim)), needs)
+
+
+def pad(case: Case) -> Ruling:
+    amounts = cast(list[object], case.node.args[1])
+    from_right = len(shape(case.anchor)) - 1 - case.placement.dim
+    mine = amounts[2 * from_right : 2 * from_right + 2]
+    if any(amount != 0 for amount in mine):
+        raise Refused("it pads the sequence", "pad the inputs instead: ids and labels are padded exactly")
+    return _unary(case, case.placement)
+
+
+def along(position: int) -> Rule:
+    """Ops that need the dims in argument `position` whole and keep the shape: softmax, cumsum, flip."""
+
+    def rule(case: Case) -> Ruling:
+        argument = positional(case.node)[position]
+        ndim = len(shape(case.anchor))
+        dims = argument if isinstance(argument, (list, tuple)) else [argument]
+        if case.placement.dim in [normal_dim(dim, ndim) for dim in dims]:
+            raise Refused(f"it needs dim {case.placement.dim} whole, and the sequence lives there", "use another dim")
+        return _unary(case, case.placement)
+
+    return rule
+
+
+def normalized(case: Case) -> Ruling:
+    """layer_norm, rms_norm: the trailing dims of `normalized_shape` stay whole, weights are shared."""
+    count = len(cast(list[int], case.node.args[1]))
+    ndim = len(shape(case.operands[0]))
+    if case.anchor is not case.operands[0] or case.placement.dim >= ndim - count:
+        raise Refused("it normalizes over the dim where the sequence lives", "normalize over the features")
+    needs: dict[fx.Node, Placement] = dict.fromkeys(case.operands, Replicated())
+    return Ruling(case.placement, {**needs, case.anchor: case.placement})
+
+
+def total_sum(case: Case) -> Ruling:
+    """sum over dims: partial where they hold the sequence, otherwise as it is."""
+    ndim = len(shape(case.anchor))
+    dims, keep = reduced_dims(case.node, ndim)
+    if case.placement.dim in dims:
+        return _unary(case, Partial())
+    kept = case.placement.dim if keep else case.placement.dim - sum(dim < case.placement.dim for dim in dims)
+    return _unary(case, replace(case.placement, dim=kept))
+
+
+def reduced_dims(node: fx.Node, ndim: int) -> tuple[list[int], bool]:
+    """The dims that a reduction sums over (none named: all), and whether it keeps them as size 1."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    named = dict(zip([argument.name for argument in node.target._schema.arguments], positional(node), strict=True))
+    dims = cast("list[int] | None", named.get("dim"))
+    return [normal_dim(dim, ndim) for dim in dims] if dims else list(range(ndim)), bool(named.get("keepdim", False))
+
+
+def mean(case: Case) -> Ruling:
+    ruling = total_sum(case)
+    if isinstance(ruling.output, Partial):
+        raise Refused("it averages over the sequence", "use sum and divide by the length")
+    return ruling
+
+
+def cross_entropy(case: Case) -> Ruling:
+    """(N, C) scores against N targets, summed: `reduce` has turned the mean into sum / count."""
+    scores, target, weight, reduction, *_ = positional(case.node)
+    scores, target = cast(fx.Node, scores), cast(fx.Node, target)
+    if len(shape(scores)) != 2 or len(shape(target)) != 1:
+        raise Refused("its scores are not (tokens, classes) with one class index per token", "flatten them")
+    if case.anchor is scores and case.placement.dim != 0:
+        raise Refused("the sequence lives in its class dim", "put the classes last")
+    rows = replace(case.placement, dim=0)
+    needs: dict[fx.Node, Placement] = {scores: rows, target: operand_need(case, target, 0)}
+    if isinstance(weight, fx.Node):
+        needs[weight] = Replicated()
+    return Ruling(rows if reduction == 0 else Partial(), needs)

@@ -1,0 +1,69 @@
+"""One call of a model, ready to be matched with a capture: its structure, its tensors, its length."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sp.passes.call import Call
+from sp.passes.capture import SequenceDim, batch_dim, common_length, sequence_dims
+
+
+@dataclass(frozen=True)
+class Request:
+    """`key` says everything that a capture bakes in; two calls with one key may differ in contents, batch and length.
+
+    length: of the tensors given, along the sequence; global or local, as the caller passes them."""
+
+    call: Call
+    tensors: tuple[Tensor, ...]
+    dims: tuple[int | None, ...]
+    length: int
+    key: str
+
+    @staticmethod
+    def of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], sequence_dim: SequenceDim) -> Request:
+        """Take a call apart.  InputError says which argument does not fit."""
+        call, tensors = Call.of(model, args, kwargs)
+        dims = sequence_dims(call, tensors, sequence_dim)
+        length = common_length(call, tensors, dims)
+        text = f"{call} {_model_state(model)} {_input_pattern(tensors, dims)}"
+        return Request(call, tuple(tensors), tuple(dims), length, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    def shapes(self, without_sequence: bool) -> str:
+        """The tensors' shapes as text; `without_sequence` writes the sequence as S, for shards of unequal length."""
+        shapes = [list[object](tensor.shape) for tensor in self.tensors]
+        for shape, dim in zip(shapes, self.dims, strict=True):
+            if dim is not None and without_sequence:
+                shape[dim] = "S"
+        return str(shapes)
+
+
+def _model_state(model: nn.Module) -> str:
+    """Modes, dtypes and devices that tracing bakes into the graph."""
+    training = "".join("t" if module.training else "e" for module in model.modules())
+    kinds = sorted({f"{value.dtype} {value.device}" for value in (*model.parameters(), *model.buffers())})
+    autocast = [
+        str(torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
+    ]
+    return f"{training} {kinds} {autocast}"
+
+
+def _input_pattern(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> str:
+    """Dtype, device and shape of each input, with the sequence and the batch left open."""
+    batches = [(tensor.shape[b] if (b := batch_dim(tensor, dim)) is not None else None) for tensor, dim in zip(tensors, dims, strict=True)]
+    sizes = list(dict.fromkeys(size for size in batches if size is not None))
+    patterns: list[str] = []
+    for tensor, dim, batch in zip(tensors, dims, batches, strict=True):
+        shape = list[object](tensor.shape)
+        if dim is not None:
+            shape[dim] = "S"
+        if batch is not None and not (batch == 1 and len(sizes) > 1):
+            shape[batch_dim(tensor, dim) or 0] = f"B{sizes.index(batch)}"
+        patterns.append(f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {shape}")
+    return "; ".join(patterns)

@@ -1,0 +1,93 @@
+"""Agreement: before anything is exchanged, the ranks of a group say what they are about to do, and compare.
+
+Each rank states a few words (program, shapes, a checksum, or the error it met).  One all-gather of fixed size brings
+all statements to all ranks, so that everybody raises, or nobody does, and no rank waits for one that has given up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import torch
+from torch import Tensor
+
+from sp.errors import RankMismatchError
+from sp.runtime.comm import World, all_gather
+
+STATEMENT_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What one rank says.  `length` may differ between ranks (shards); everything else may not."""
+
+    call: str = ""
+    program: str = ""
+    shapes: str = ""
+    contents: str = ""
+    length: str = ""
+    error: str = ""
+
+
+_MAY_DIFFER = frozenset({"length", "error"})
+
+
+def exchange_statements(world: World, mine: Statement, device: torch.device) -> list[Statement]:
+    """Every rank's statement, in rank order."""
+    if world.size == 1:
+        return [mine]
+    text = json.dumps({**asdict(mine), "error": mine.error[:1000]}).encode()
+    assert len(text) <= STATEMENT_BYTES, "a statement is a few words"
+    sheet = torch.zeros(STATEMENT_BYTES, dtype=torch.uint8)
+    sheet[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    sheets = all_gather(world, sheet.to(device), [(STATEMENT_BYTES,)] * world.size)
+    return [Statement(**json.loads(bytes(sheet.cpu().numpy()).rstrip(b"\0"))) for sheet in sheets]
+
+
+def check_agreement(statements: Sequence[Statement], rank: int) -> None:
+    """RankMismatchError when another rank has met an error, or when any two ranks differ; the same on every rank."""
+    failed = [(other, statement.error) for other, statement in enumerate(statements) if statement.error]
+    if failed:
+        other, error = failed[0]
+        raise RankMismatchError(
+            f"rank {other} could not take part in this call: {error}", remedy="see that rank's error"
+        )
+    for field in fields(Statement):
+        said = [getattr(statement, field.name) for statement in statements]
+        if field.name not in _MAY_DIFFER and len(set(said)) > 1:
+            listed = "; ".join(f"rank {other}: {word}" for other, word in enumerate(said))
+            raise RankMismatchError(
+                f"the ranks disagree about {_MEANING[field.name]}: {listed}",
+                needed=f"the same on all {len(statements)} ranks (this is rank {rank})",
+                remedy=_REMEDY[field.name],
+            )
+
+
+_MEANING = {
+    "call": "how the model is called",
+    "program": "the program",
+    "shapes": "the shapes of the inputs",
+    "contents": "the contents of the inputs",
+}
+_REMEDY = {
+    "call": "pass the same arguments in the same mode (train or eval) on every rank",
+    "program": "build the model from the same code and the same versions on every rank",
+    "shapes": "with inputs='global' every rank passes the whole batch; give the ranks of one group one data stream",
+    "contents": "with inputs='global' every rank passes the same batch; give the ranks of one group one data stream",
+}
+
+
+def checksum(tensors: Sequence[Tensor]) -> str:
+    """A short word that differs when contents differ: two sums over the bits, one of them weighted by place."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().flatten().view(_BITS[tensor.dtype.itemsize]).to(torch.int64)
+        place = torch.arange(flat.numel(), device=flat.device) % 65_521 + 1
+        digest.update(f"{tensor.dtype} {int(flat.sum())} {int((flat * place).sum())}".encode())
+    return digest.hexdigest()[:12]
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -1,0 +1,126 @@
+"""Communication between the ranks of one group, each primitive once.
+
+Ranks are always ranks *of the group*.  Every call takes a `World`; a world of one rank never communicates,
+because gloo refuses to send to itself.  Sizes are never negotiated: all ranks derive them from the same
+integers, since gloo aborts the process when they disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+
+from sp.errors import StrategyError
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that share one sequence, and which of them this is.  `group` is None in a world of one."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup | None = None
+
+
+def find_world(group_name: str) -> World:
+    """The world of a process group's name; the empty name is a world of one.
+
+    StrategyError: no group of that name is alive, as after `destroy_process_group`."""
+    if not group_name:
+        return World(0, 1)
+    try:
+        group = _resolve_process_group(GroupName(group_name))
+    except (RuntimeError, ValueError, LookupError) as error:
+        raise StrategyError(
+            f"the process group {group_name!r} does not exist in this process",
+            needed="the group that the model was parallelized over, alive",
+            remedy="call it before destroy_process_group, or parallelize the model again over a new group",
+        ) from error
+    return World(group.rank(), group.size(), group)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A send and a receive under way.  It keeps both tensors alive; nobody touches them before `wait`."""
+
+    works: tuple[dist.Work, ...]
+    send: Tensor
+    receive: Tensor
+
+    def wait(self) -> Tensor:
+        """The received tensor, once it is there (on CUDA: once the current stream may use it)."""
+        for work in self.works:
+            work.wait()
+        return self.receive
+
+
+def post_exchange(world: World, send: Tensor, to: int, receive: Tensor, source: int, tag: int = 0) -> Exchange:
+    """Start sending `send` to rank `to` and filling `receive` from rank `source`; returns without waiting.
+
+    Both are contiguous; either may be empty, as long as the other side agrees.  Exchanges under way at the
+    same time between the same ranks take different tags (NCCL has none: there, the order of posting counts).
+    """
+    assert world.group is not None, "a world of one has nobody to exchange with"
+    assert world.rank not in (to, source), "a rank does not send to itself"
+    assert send.is_contiguous(), "only contiguous tensors travel"
+    assert receive.is_contiguous(), "only contiguous tensors travel"
+    post = _post_each if send.device.type == "cpu" else _post_batched
+    return Exchange(post(world.group, send, to, receive, source, tag), send, receive)
+
+
+def _post_each(
+    group: dist.ProcessGroup, send: Tensor, to: int, receive: Tensor, source: int, tag: int
+) -> tuple[dist.Work, ...]:
+    """Independent requests, for backends whose sends do not wait for the receiver's call (gloo)."""
+    works: list[dist.Work] = []
+    if receive.numel():
+        works.append(group.recv([receive], source, tag))
+    if send.numel():
+        works.append(group.send([send], to, tag))
+    return tuple(works)
+
+
+def _post_batched(
+    group: dist.ProcessGroup, send: Tensor, to: int, receive: Tensor, source: int, tag: int
+) -> tuple[dist.Work, ...]:
+    """One batch: NCCL runs requests in order, so that in a ring of separate sends each waits for the next."""
+    requests: list[dist.P2POp] = []
+    if send.numel():
+        requests.append(dist.P2POp(dist.isend, send, group=group, group_peer=to, tag=tag))
+    if receive.numel():
+        requests.append(dist.P2POp(dist.irecv, receive, group=group, group_peer=source, tag=tag))
+    return tuple(dist.batch_isend_irecv(requests)) if requests else ()
+
+
+def all_reduce_sum(world: World, x: Tensor) -> Tensor:
+    """The sum of all ranks' `x`, the same bits on every rank.  Fresh and contiguous; `x` stays as it is."""
+    total = x.clone(memory_format=torch.contiguous_format)
+    if world.group is not None and total.numel():
+        world.group.allreduce([total]).wait()  # the default operation is the sum
+    return total
+
+
+def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Every rank's tensor, in rank order, fresh and contiguous.  `shapes[r]` is the shape that rank r has.
+
+    Sizes may differ: the collective wants equal ones, so the smaller are padded on the way (layouts are
+    uneven by one token).  Bytes travel, since backends do not know every dtype."""
+    assert len(shapes) == world.size, f"{len(shapes)} shapes for {world.size} ranks"
+    assert list(x.shape) == list(shapes[world.rank]), f"{x.shape} is not {shapes[world.rank]}, as promised"
+    if world.group is None:
+        return [x.clone(memory_format=torch.contiguous_format)]
+    sizes = [prod(shape) * x.element_size() for shape in shapes]
+    size = max(sizes)
+    padded = x.contiguous().view(-1).view(torch.uint8)
+    if padded.numel() < size:
+        padded = torch.cat([padded, padded.new_zeros(size - padded.numel())])
+    received = [padded.new_empty(size) for _ in shapes]
+    if size:
+        world.group.allgather([received], [padded]).wait()
+    return [flat[:n].view(x.dtype).view(list(shape)) for flat, n, shape in zip(received, sizes, shapes, strict=True)]

@@ -1,0 +1,108 @@
+"""How a tile is cut into pieces that FlashAttention knows.  Integers only.
+
+FlashAttention computes whole rectangles and squares with a diagonal, aligned at their first row and column.  Every
+band is made of those:
+
+    upper only     lower only     both, in blocks of rows no longer than the band is wide
+    f f c . .      f f f f f      a f f c . . . .
+    f f c c .      f f f f f      . a f c c . . .          f  full
+    f f c c c      a a a f f      . . a c c c . .          c  causal, x sees y <= x
+    f f f f f      . a a f f      . . . a f f c .          a  anticausal, x sees y >= x
+    f f f f f      . . a f f      . . . . a f c c
+
+Pieces are tiles again, and their shape follows from their bounds (`shape`).  A band too narrow for that is cut into
+blocks of rows for the dense kernel, so that no window costs more than its own area and a few columns.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from sp.plan import Tile, _trim
+
+Shape = Literal["full", "causal", "anticausal", "band"]
+
+# A band narrower than NARROW goes to the dense kernel, in blocks of BLOCK rows.  In wider ones the two triangles of a
+# block, which no kernel skips at this size, are a quarter of the band each.
+NARROW = 512
+BLOCK = 256
+
+
+def shape(piece: Tile) -> Shape:
+    """Which kernel runs this piece: full, causal, anticausal (both square), or band (dense)."""
+    square = piece.q1 - piece.q0 == piece.k1 - piece.k0
+    match piece.lower, piece.upper:
+        case None, None:
+            return "full"
+        case None, 0 if square:
+            return "causal"
+        case 0, None if square:
+            return "anticausal"
+        case _:
+            return "band"
+
+
+@lru_cache(maxsize=4096)
+def cut(tile: Tile) -> tuple[Tile, ...]:
+    """Pieces that cover each visible pair of a trimmed `tile` exactly once; at most three unless two sides bound it."""
+    if tile.lower is None:
+        return (tile,) if tile.upper is None else _cut_upper(tile, tile.upper)
+    if tile.upper is None:
+        return _cut_lower(tile, tile.lower)
+    return _cut_both(tile, tile.upper - tile.lower + 1)
+
+
+def _cut_upper(tile: Tile, upper: int) -> tuple[Tile, ...]:
+    """Full left of the diagonal's square and below it."""
+    column = tile.k0 + upper  # where the diagonal starts
+    row = tile.q0 + tile.k1 - column  # the first row that sees everything
+    square = Tile(tile.q0, row, column, tile.k1, None, 0)
+    return _filled(square, Tile(tile.q0, row, tile.k0, column), Tile(row, tile.q1, tile.k0, tile.k1))
+
+
+def _cut_lower(tile: Tile, lower: int) -> tuple[Tile, ...]:
+    """The same, turned by half a circle."""
+    row = tile.q0 - lower  # where the diagonal starts
+    column = tile.k0 + tile.q1 - row  # the first column that is seen by all
+    square = Tile(row, tile.q1, tile.k0, column, 0, None)
+    return _filled(square, Tile(row, tile.q1, column, tile.k1), Tile(tile.q0, row, tile.k0, tile.k1))
+
+
+def _filled(square: Tile, *full: Tile) -> tuple[Tile, ...]:
+    return (_trimmed(square), *(tile for tile in full if tile.q0 < tile.q1 and tile.k0 < tile.k1))
+
+
+def _cut_both(tile: Tile, width: int) -> tuple[Tile, ...]:
+    rows = BLOCK if width < NARROW else max(BLOCK, width // 4)
+    pieces: list[Tile] = []
+    for q0 in range(tile.q0, tile.q1, rows):
+        block = _within(tile, q0, min(q0 + rows, tile.q1), tile.k0, tile.k1)
+        if block.lower is None or block.upper is None:
+            pieces += cut(block)
+        elif width < NARROW:
+            pieces.append(block)
+        else:
+            pieces += _cut_block(block, block.lower)
+    return tuple(pieces)
+
+
+def _cut_block(block: Tile, lower: int) -> tuple[Tile, ...]:
+    """Left of `column` only the lower bound matters, from it on only the upper: the block is shorter than its band."""
+    column = block.k0 + lower + block.q1 - block.q0
+    left = _within(block, block.q0, block.q1, block.k0, column)
+    right = _within(block, block.q0, block.q1, column, block.k1)
+    return (*cut(left), *cut(right))
+
+
+def _within(tile: Tile, q0: int, q1: int, k0: int, k1: int) -> Tile:
+    """The part of `tile` in the given rows and columns."""
+    shift = (q0 - tile.q0) - (k0 - tile.k0)
+    lower, upper = (None if bound is None else bound + shift for bound in (tile.lower, tile.upper))
+    return _trimmed(Tile(q0, q1, k0, k1, lower, upper))
+
+
+def _trimmed(tile: Tile) -> Tile:
+    trimmed = _trim(tile)
+    assert trimmed is not None, f"{tile} of a trimmed tile sees nothing"
+    return trimmed

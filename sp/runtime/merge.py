@@ -1,0 +1,62 @@
+"""Attention over parts of the keys, merged into attention over all of them.
+
+B batch · H query heads · S local queries · P the rows of one part · E value head size
+
+A softmax over the union of two sets of keys is the mean of the two softmaxes, weighted by their sums of exponentials:
+with lse = log(exp(a) + exp(b)), out = out_a + sigmoid(b - a)·(out_b - out_a), which cannot overflow.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Accumulator:
+    """The attention of all local queries so far, in float32 (float64 for float64).
+
+    A row that no part has touched has out 0 and lse -inf.  Only the rows of a part are read and written."""
+
+    def __init__(self, q_BHSD: Tensor, value_size: int) -> None:
+        self._shape_BHSE = (*q_BHSD.shape[:3], value_size)
+        self._result = q_BHSD
+        self._out_BHSE: Tensor | None = None
+        self._lse_BHS: Tensor | None = None
+
+    def merge(self, q0: int, q1: int, out_BHPE: Tensor, lse_BHP: Tensor) -> None:
+        """Add a part for the queries `q0:q1`.  The part is taken over: its tensors may become the accumulator's."""
+        dtype = accumulation_dtype(self._result.dtype)
+        whole = (q0, q1) == (0, self._shape_BHSE[2])
+        if self._out_BHSE is None and whole:
+            self._out_BHSE, self._lse_BHS = out_BHPE.to(dtype), lse_BHP.to(dtype)
+            return
+        out_BHSE, lse_BHS = self._state()
+        rows = (2, q0, q1 - q0)
+        _merge(out_BHSE.narrow(*rows), lse_BHS.narrow(*rows), out_BHPE.to(dtype), lse_BHP.to(dtype))
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """out_BHSE in the dtype of q, laid out [B, S, H, E]; lse_BHS contiguous."""
+        out_BHSE, lse_BHS = self._state()
+        out_BSHE = out_BHSE.to(self._result.dtype).transpose(1, 2).contiguous()
+        return out_BSHE.transpose(1, 2), lse_BHS.contiguous()
+
+    def _state(self) -> tuple[Tensor, Tensor]:
+        if self._out_BHSE is None or self._lse_BHS is None:
+            batch, heads, length, size = self._shape_BHSE
+            dtype = accumulation_dtype(self._result.dtype)
+            self._out_BHSE = self._result.new_zeros((batch, length, heads, size), dtype=dtype).transpose(1, 2)
+            self._lse_BHS = self._result.new_full((batch, heads, length), -torch.inf, dtype=dtype)
+        return self._out_BHSE, self._lse_BHS
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums over tiles and ranks are kept in: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _merge(out_BHPE: Tensor, lse_BHP: Tensor, new_out_BHPE: Tensor, new_lse_BHP: Tensor) -> None:
+    """Merge the new part into `out` and `lse`, in place."""
+    # Both untouched is -inf - -inf = nan: no weight.  A row untouched so far is +inf, made finite: weight 1.
+    weight_BHP = torch.sub(new_lse_BHP, lse_BHP).nan_to_num_(nan=-torch.inf).sigmoid_()
+    out_BHPE.lerp_(new_out_BHPE, weight_BHP.unsqueeze(-1))
+    torch.logaddexp(lse_BHP, new_lse_BHP, out=lse_BHP)

@@ -1,0 +1,194 @@
+"""The ring: keys and values travel from rank to rank, queries stay.  One loop for all layouts.
+
+B batch · H query heads · G key/value heads · S local queries · T keys of one source rank · D, E head sizes of k and v
+
+    step    0         1         2
+    rank 0  k0        k2        k1        what a rank computes in each step stands in its plan
+    rank 1  k1        k0        k2
+    rank 2  k2        k1        k0
+
+The exchange for the next step is posted before a step is computed and awaited after it.  In backward the gradients of
+keys and values travel too, one step behind, and go home in one hop from the last step in which any rank has work.
+Liu et al. 2023, arXiv 2310.01889.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sp.plan import Plan, Step, Tile, make_plan
+from sp.runtime.comm import Exchange, World, post_exchange
+from sp.runtime.kernels import Kernel
+from sp.runtime.merge import Accumulator, accumulation_dtype
+
+_KEYS, _GRADIENTS = 0, 1  # tags: both are under way at the same time
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What backward knows of forward: local inputs and results."""
+
+    q_BHSD: Tensor
+    k_BGSD: Tensor
+    v_BGSE: Tensor
+    out_BHSE: Tensor
+    lse_BHS: Tensor
+
+
+def ring_forward(
+    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, kernel: Kernel, scale: float, world: World
+) -> tuple[Tensor, Tensor]:
+    """out_BHSE in q's dtype, laid out [B, S, H, E], and lse_BHS of the local queries over all ranks' keys."""
+    total = Accumulator(q_BHSD, v_BGSE.shape[3])
+    for step, k_BGTD, v_BGTE in _travel(k_BGSD, v_BGSE, plan, world):
+        for piece in _pieces(step, kernel):
+            q, k, v = _rows(piece, q_BHSD), _columns(piece, k_BGTD), _columns(piece, v_BGTE)
+            total.merge(piece.q0, piece.q1, *kernel.forward(q, k, v, piece, scale))
+    return total.finish()
+
+
+def ring_backward(
+    grad_BHSE: Tensor, saved: Saved, plan: Plan, kernel: Kernel, scale: float, world: World
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv of the local tokens, in the dtypes of q, k, v and laid out [B, S, heads, size]."""
+    batch, heads, length, size = saved.q_BHSD.shape
+    dtype = accumulation_dtype(saved.q_BHSD.dtype)
+    dq_BHSD = saved.q_BHSD.new_zeros((batch, length, heads, size), dtype=dtype).transpose(1, 2)
+    homeward = _Homeward(saved.k_BGSD, saved.v_BGSE, plan, world)
+    for step, k_BGTD, v_BGTE in _travel(saved.k_BGSD, saved.v_BGSE, plan, world):
+        parts: list[tuple[Tile, Tensor, Tensor]] = []
+        for piece in _pieces(step, kernel):
+            grad, q, out = (_rows(piece, x) for x in (grad_BHSE, saved.q_BHSD, saved.out_BHSE))
+            k, v, lse = _columns(piece, k_BGTD), _columns(piece, v_BGTE), _rows(piece, saved.lse_BHS)
+            dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, piece, scale)
+            _rows(piece, dq_BHSD).add_(dq)
+            parts.append((piece, dk, dv))
+        homeward.add(step, parts)
+    dk_BGSD, dv_BGSE = homeward.finish()
+    # dk and dv are copied in any case: they share the buffer that travelled, and an operator's results may share none.
+    dk_BGSD, dv_BGSE = dk_BGSD.to(saved.k_BGSD.dtype, copy=True), dv_BGSE.to(saved.v_BGSE.dtype, copy=True)
+    return dq_BHSD.to(saved.q_BHSD.dtype), dk_BGSD, dv_BGSE
+
+
+@lru_cache(maxsize=4096)
+def count_steps(plan: Plan) -> int:
+    """How many steps of the ring are needed until no rank has work left: fewer than `world` under a narrow window."""
+    ranks = [
+        make_plan(plan.layout.name, plan.mask, plan.length, plan.world, rank) for rank in reversed(range(plan.world))
+    ]
+    busy = (hop for hop in reversed(range(plan.world)) if any(other.steps[hop].tiles for other in ranks))
+    return next(busy, 0) + 1
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Two tensors over the keys of one source rank, in one buffer that travels whole; laid out [B, T, G, ·]."""
+
+    flat: Tensor
+    k_BGTD: Tensor
+    v_BGTE: Tensor
+
+    @staticmethod
+    def empty(k_BGSD: Tensor, v_BGSE: Tensor, length: int, dtype: torch.dtype) -> _Block:
+        """An uninitialised block for `length` keys, otherwise shaped like k and v."""
+        shapes = [(x.shape[0], length, x.shape[1], x.shape[3]) for x in (k_BGSD, v_BGSE)]
+        sizes = [batch * length * groups * size for batch, _, groups, size in shapes]
+        flat = k_BGSD.new_empty(sum(sizes), dtype=dtype)
+        k_BTGD, v_BTGE = (part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True))
+        return _Block(flat, k_BTGD.transpose(1, 2), v_BTGE.transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A block on its way to this rank."""
+
+    exchange: Exchange
+    block: _Block
+
+    def land(self) -> _Block:
+        self.exchange.wait()
+        return self.block
+
+
+def _travel(k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, world: World) -> Iterator[tuple[Step, Tensor, Tensor]]:
+    """Each step with the keys and values of its source.  The next ones are under way while the caller computes."""
+    steps = plan.steps[: count_steps(plan)]
+    k_BGTD, v_BGTE, block = k_BGSD, v_BGSE, None
+    for step, following in zip(steps, (*steps[1:], None), strict=True):
+        flight = None
+        if following is not None:
+            block = block or _packed(k_BGSD, v_BGSE)
+            arriving = _Block.empty(k_BGSD, v_BGSE, _keys_of(plan, following.source), k_BGSD.dtype)
+            flight = _send(block, arriving, 1, _KEYS, world)
+        yield step, k_BGTD, v_BGTE
+        if flight is not None:
+            block = flight.land()
+            k_BGTD, v_BGTE = block.k_BGTD, block.v_BGTE
+
+
+class _Homeward:
+    """The sums of dk and dv of the source whose keys are here; they follow the keys and end at their owner."""
+
+    def __init__(self, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, world: World) -> None:
+        self._k_BGSD, self._v_BGSE, self._plan, self._world = k_BGSD, v_BGSE, plan, world
+        self._steps = iter(plan.steps[1 : count_steps(plan)])
+        self._sums = self._empty(world.rank)
+        self._sums.flat.zero_()
+        self._flight: _Flight | None = None
+
+    def add(self, step: Step, parts: list[tuple[Tile, Tensor, Tensor]]) -> None:
+        """Add what this rank found in `step`, and send the sums on: to the next rank, or home after the last step."""
+        if self._flight is not None:
+            self._sums = self._flight.land()
+        for piece, dk, dv in parts:
+            _columns(piece, self._sums.k_BGTD).add_(dk)
+            _columns(piece, self._sums.v_BGTE).add_(dv)
+        following = next(self._steps, None)
+        if following is not None:
+            self._flight = _send(self._sums, self._empty(following.source), 1, _GRADIENTS, self._world)
+        elif step.source != self._world.rank:
+            distance = step.source - self._world.rank
+            self._flight = _send(self._sums, self._empty(self._world.rank), distance, _GRADIENTS, self._world)
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """The complete dk_BGSD and dv_BGSE of this rank's own keys and values."""
+        sums = self._sums if self._flight is None else self._flight.land()
+        return sums.k_BGTD, sums.v_BGTE
+
+    def _empty(self, source: int) -> _Block:
+        dtype = accumulation_dtype(self._k_BGSD.dtype)
+        return _Block.empty(self._k_BGSD, self._v_BGSE, _keys_of(self._plan, source), dtype)
+
+
+def _send(block: _Block, arriving: _Block, distance: int, tag: int, world: World) -> _Flight:
+    """Every rank sends to the one `distance` further on, and receives from the one as far behind."""
+    to, source = (world.rank + distance) % world.size, (world.rank - distance) % world.size
+    return _Flight(post_exchange(world, block.flat, to, arriving.flat, source, tag), arriving)
+
+
+def _packed(k_BGSD: Tensor, v_BGSE: Tensor) -> _Block:
+    block = _Block.empty(k_BGSD, v_BGSE, k_BGSD.shape[2], k_BGSD.dtype)
+    block.k_BGTD.copy_(k_BGSD)
+    block.v_BGTE.copy_(v_BGSE)
+    return block
+
+
+def _pieces(step: Step, kernel: Kernel) -> Iterator[Tile]:
+    return (piece for tile in step.tiles for piece in kernel.cut(tile))
+
+
+def _rows(piece: Tile, x: Tensor) -> Tensor:
+    return x.narrow(2, piece.q0, piece.q1 - piece.q0)
+
+
+def _columns(piece: Tile, x: Tensor) -> Tensor:
+    return x.narrow(2, piece.k0, piece.k1 - piece.k0)
+
+
+def _keys_of(plan: Plan, source: int) -> int:
+    return plan.layout.local_length(plan.length, source, plan.world)

@@ -1,0 +1,51 @@
+"""Fixtures for every test: worlds of processes that start once, and golden texts."""
+
+import difflib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sp.testing.ranks import ProcessWorld
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew instead of comparing")
+
+
+@pytest.fixture(scope="session")
+def world2() -> Iterator[ProcessWorld]:
+    """Two processes with the gloo default group; they start at the first `run` and live through the session."""
+    with ProcessWorld(2) as world:
+        yield world
+
+
+@pytest.fixture(scope="session")
+def world4() -> Iterator[ProcessWorld]:
+    """Four processes; see `world2`."""
+    with ProcessWorld(4) as world:
+        yield world
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` compares the text with tests/golden/<name>.txt; `make golden` writes the files."""
+    update = request.config.getoption("--update-golden")
+
+    def check(name: str, text: str) -> None:
+        path, text = GOLDEN / f"{name}.txt", text.rstrip("\n") + "\n"
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif difference := _difference(path, text):
+            pytest.fail(f"{difference}\nIf the new text is right: make golden", pytrace=False)
+
+    return check
+
+
+def _difference(path: Path, text: str) -> str:
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = difflib.unified_diff(old.splitlines(), text.splitlines(), str(path), "now", lineterm="")
+    return "\n".join(lines)

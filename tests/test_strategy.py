@@ -1,0 +1,46 @@
+"""Strategies: the table is consistent, and an unknown name is answered with the known ones."""
+
+import re
+
+import pytest
+
+import sp.errors
+from sp.errors import StrategyError
+from sp.layout import LAYOUTS
+from sp.strategy import STRATEGIES, Strategy, find_strategy
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategy_is_found_by_its_name(name: str) -> None:
+    strategy = find_strategy(name)
+    assert strategy.name == name
+    assert strategy.layout in LAYOUTS
+    assert strategy.transport
+
+
+def test_the_papers_strategies_are_pairs_of_layout_and_transport() -> None:
+    assert STRATEGIES["ring"] == Strategy("ring", layout="contiguous", transport="ring")
+    assert STRATEGIES["striped"] == Strategy("striped", layout="striped", transport="ring")
+    assert STRATEGIES["zigzag"] == Strategy("zigzag", layout="zigzag", transport="ring")
+
+
+def test_no_two_strategies_are_the_same_pair() -> None:
+    pairs = {(strategy.layout, strategy.transport) for strategy in STRATEGIES.values()}
+    assert len(pairs) == len(STRATEGIES)
+
+
+@pytest.mark.parametrize("name", ["stripped", "Ring", "", " ring", "contiguous"])
+def test_unknown_strategy_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        find_strategy(name)
+    found, needed = str(caught.value).splitlines()
+    assert repr(name) in found
+    assert re.findall(r"\w+", needed.removeprefix("  needed: one of: ")) == sorted(STRATEGIES)
+
+
+def test_the_docs_of_errors_quote_the_message() -> None:
+    with pytest.raises(StrategyError) as caught:
+        find_strategy("stripped")
+    assert sp.errors.__doc__
+    for line in str(caught.value).splitlines():
+        assert line in sp.errors.__doc__
