@@ -73,7 +73,7 @@ def inspect(
     options = _options(strategy, "", sequence_dim, "global", outputs, False, kernel)
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     executable = build(model, request, request.length, options)
-    return Report(executable.program, world_size, request.length)
+    return Report(executable.program, world_size, request.length, executable.captured)
 
 
 def _options(

@@ -57,7 +57,7 @@ class ParallelModule(nn.Module):
     def report(self) -> Report:
         """What was rewritten, and why."""
         latest = self._latest()
-        return Report(latest.program, find_world(self.options.group).size, latest.length)
+        return Report(latest.program, find_world(self.options.group).size, latest.length, latest.captured)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own forward.  Whatever does not fit is raised on all ranks before any data is exchanged."""

@@ -1,19 +1,22 @@
 """One call of a model, taken apart: the tensors, which become inputs, and everything else, which is baked in.
 
-    model(ids, labels=ids, use_cache=False)  →  tensors (ids, labels) · names (input_ids, labels) · constants {…}
+model(ids, labels=ids, use_cache=False)  →  tensors (ids, labels) · names (input_ids, labels) · constants {…}
+LMOutput(logits, loss)                   →  tensors (logits, loss) · names (logits, loss)
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import keyword
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from sp.errors import InputError
+from sp.errors import InputError, UnsupportedModelError
 
 _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
@@ -37,7 +40,7 @@ class Call:
         given, added = _without_cache(parameters, args, kwargs)
         paths, spec = pytree.tree_flatten_with_path((tuple(args), given))
         leaves = [leaf for _, leaf in paths]
-        names = [_name(path, list(parameters)) for path, _ in paths]
+        names = _unique(_argument_name(path, parameters) for path, _ in paths)
         for name, leaf in zip(names, leaves, strict=True):
             if not isinstance(leaf, (torch.Tensor, *_CONSTANTS)):
                 raise InputError(
@@ -52,9 +55,39 @@ class Call:
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The original `(args, kwargs)` with `tensors` in the tensors' places."""
-        supply = iter(tensors)
-        leaves = [next(supply) if constant is None else constant[0] for constant in self.constants]
-        return pytree.tree_unflatten(leaves, self.spec)
+        return pytree.tree_unflatten(_filled(self.constants, tensors), self.spec)
+
+
+@dataclass
+class Outputs:
+    """How the model's own output is put together again, recorded while it is traced."""
+
+    spec: pytree.TreeSpec | None = None
+    constants: list[tuple[object] | None] = field(default_factory=list[tuple[object] | None])
+    names: list[str] = field(default_factory=list[str])
+
+    def flatten(self, output: object) -> tuple[torch.Tensor, ...]:
+        """The tensors of an output; UnsupportedModelError names what is neither tensor nor constant."""
+        paths, self.spec = pytree.tree_flatten_with_path(output)
+        for path, leaf in paths:
+            if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
+                raise UnsupportedModelError(
+                    f"the model returns a {type(leaf).__name__} as {_output_name(path)!r}",
+                    needed="tensors and constants in containers that torch's pytree knows",
+                    remedy="register the class with torch.utils._pytree, or leave it out (use_cache=False for caches)",
+                )
+        self.constants = [None if isinstance(leaf, torch.Tensor) else (leaf,) for _, leaf in paths]
+        self.names = _unique(_output_name(path) for path, leaf in paths if isinstance(leaf, torch.Tensor))
+        return tuple(leaf for _, leaf in paths if isinstance(leaf, torch.Tensor))
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> object:
+        assert self.spec is not None, "flatten has run"
+        return pytree.tree_unflatten(_filled(self.constants, tensors), self.spec)
+
+
+def _filled(constants: Sequence[tuple[object] | None], tensors: Sequence[torch.Tensor]) -> list[object]:
+    supply = iter(tensors)
+    return [next(supply) if constant is None else constant[0] for constant in constants]
 
 
 def _without_cache(
@@ -71,11 +104,40 @@ def _without_cache(
     return {**kwargs, "use_cache": False}, ("use_cache=False (the caller left it open; sp keeps no key/value cache)",)
 
 
-def _name(path: Sequence[object], parameters: list[str]) -> str:
-    """`labels`, or `states_0` for a leaf inside a container."""
-    keys = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in path]
-    side, first, *rest = keys
-    if side == "0":
-        position = int(first)
-        first = parameters[position] if position < len(parameters) else f"argument_{position}"
-    return "_".join([first, *rest])
+def _argument_name(path: Sequence[object], parameters: Mapping[str, inspect.Parameter]) -> str:
+    """`labels`, or `states_0` for a leaf inside a container or behind `*states`."""
+    side, first, *rest = _keys(path)
+    if side == "1":
+        return "_".join([first, *rest])
+    named = [name for name, parameter in parameters.items() if parameter.kind in _BY_POSITION]
+    position = int(first)
+    if position < len(named):
+        return "_".join([named[position], *rest])
+    starred = [name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.VAR_POSITIONAL]
+    return "_".join([starred[0] if starred else "argument", str(position - len(named)), *rest])
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _output_name(path: Sequence[object]) -> str:
+    return "_".join(_keys(path)) or "output"
+
+
+def _keys(path: Sequence[object]) -> list[str]:
+    return [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in path]
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    """Every name once.  They become names in generated Python code too: `my-key` is `my_key` there."""
+    found: list[str] = []
+    for name in names:
+        name = plain = re.sub(r"\W", "_", name)
+        if keyword.iskeyword(name):
+            name = plain = f"{name}_"
+        number = 0
+        while name in found:
+            number += 1
+            name = f"{plain}_{number}"
+        found.append(name)
+    return found

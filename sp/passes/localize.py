@@ -96,8 +96,13 @@ class _Localizer:
             why = f"each rank has its own tokens' part of {node.name}"
             self.whole[node] = self._insert(ops.reduce, (partial, natural.op, AXIS), node, why, Replicated())
         else:
-            copied = self.graph.node_copy(node, lambda operand: self.whole[operand])
+            copied = self.graph.node_copy(node, self._as_it_is)
             self.whole[node] = self._placed(copied, natural)
+
+    def _as_it_is(self, node: fx.Node) -> fx.Node:
+        """For replicated ops: the whole; of a local input, of which only sizes are read, the shard."""
+        natural = self.found.natural.get(node)
+        return self.shards[node, natural] if isinstance(natural, Sharded) else self.whole[node]
 
     def _form(self, node: fx.Node, need: Placement) -> fx.Node:
         """The form of an old value that a sharded op needs."""

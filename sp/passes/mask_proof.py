@@ -1,9 +1,9 @@
 """Proof that a mask operand is a band of positions: the index algebra's value, read as bounds on `j - i`.
 
-    c3 <= c2                                   → causal
-    (c3 <= c2) & (c3 > c2 - 128)               → window(127, 0)
-    true                                       → full
-    Piecewise((0, c3 <= c2), (-oo, true))      → causal            additive masks
+c3 <= c2                                   → causal
+(c3 <= c2) & (c3 > c2 - 128)               → window(127, 0)
+true                                       → full
+Piecewise((0, c3 <= c2), (-oo, true))      → causal            additive masks
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Normalize: erase what capture leaves behind and no later pass should have to know.
 
-    _assert_tensor_metadata(x, …)             →  (erased: it would keep dead masks alive)
-    slice(x, 0, 0, 9223372036854775807)       →  x
-    dropout(x, 0.0, True)                     →  x
-    sym_size(hidden, 1)                       →  sym_size(input_ids, 1), at the top
-    to(x, torch.float32)      x is float32    →  x
+_assert_tensor_metadata(x, …)             →  (erased: it would keep dead masks alive)
+slice(x, 0, 0, 9223372036854775807)       →  x
+dropout(x, 0.0, True)                     →  x
+sym_size(hidden, 1)                       →  sym_size(input_ids, 1), at the top
+to(x, torch.float32)      x is float32    →  x
+unflatten(x, 2, [4, -1])                  →  view(x, [B, S, 4, 16])
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import cast
 import torch
 from torch import fx
 
-from sp.passes.fxtools import expression, op_name, positional, tensor
+from sp.errors import UnsupportedModelError
+from sp.passes.fxtools import expression, op_name, positional, refusal, shape, tensor
 from sp.passes.sizes import Sizes
 from sp.program import Program
 
+_SIZES = frozenset({"aten.sym_size", "aten.sym_numel"})
 _END = torch.iinfo(torch.int64).max
 
 
@@ -34,19 +37,41 @@ class Normalize:
                 continue
             if op_name(node) in ERASED:
                 program.graph.erase_node(node)
-            elif isinstance(node.meta.get("val"), torch.SymInt) and op_name(node) == "aten.sym_size":
-                node.replace_all_uses_with(cast(fx.Node, sizes.node(expression(node.meta["val"]))))
+            elif isinstance(node.meta.get("val"), torch.SymInt) and op_name(node) in _SIZES:
+                with program.graph.inserting_before(node):
+                    node.replace_all_uses_with(cast(fx.Node, sizes.node(expression(node.meta["val"]))))
             elif (test := IDENTITIES.get(op_name(node))) and test(node):
                 node.replace_all_uses_with(cast(fx.Node, node.args[0]))
                 program.graph.erase_node(node)  # dead code elimination keeps random ops
+            elif op_name(node) == "aten.unflatten":
+                _as_view(node, sizes)
         program.graph.eliminate_dead_code()
+        _refuse_in_place(program)
         program.graph_module.recompile()
         after = len(program.graph.nodes)
-        return program.note(self.name, f"{before} nodes to {after}: assertions, no-op slices, casts and dropouts erased")
+        return program.note(self.name, f"{before} nodes to {after}: assertions, idle slices, casts and dropouts erased")
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) in ERASED]
         assert not left, f"normalize left {left}"
+
+
+def _refuse_in_place(program: Program) -> None:
+    """Every later pass reads a node's value off the node alone, and `mask[:, 0] = 1` changes it from elsewhere."""
+    schemas = [(node, getattr(node.target, "_schema", None)) for node in program.graph.nodes]
+    mutable = [node for node, schema in schemas if schema is not None and schema.is_mutable]
+    if mutable:
+        remedy = "write it out of place (x = x + y for x += y, torch.where for x[...] = y)"
+        refusals = [refusal(node, "it changes its operand in place", remedy) for node in mutable]
+        raise UnsupportedModelError("values are changed in place", refusals=refusals)
+
+
+def _as_view(node: fx.Node, sizes: Sizes) -> None:
+    """In place; the node keeps its name and users."""
+    with node.graph.inserting_before(node):
+        shape_now = [sizes.node(size) for size in shape(node)]
+    node.target = torch.ops.aten.view.default
+    node.args = (node.args[0], shape_now)
 
 
 def _whole_slice(node: fx.Node) -> bool:
@@ -68,11 +93,10 @@ def _idle_cast(node: fx.Node) -> bool:
     return (source.dtype, source.device) == (result.dtype, result.device)
 
 
-
 ERASED = frozenset({"aten._assert_tensor_metadata"})
 
 IDENTITIES: Mapping[str, Callable[[fx.Node], bool]] = {
     "aten.slice": _whole_slice,
-    "aten.dropout": _idle_dropout,
+    **dict.fromkeys((f"aten.{kind}dropout" for kind in ("", "alpha_", "feature_", "feature_alpha_")), _idle_dropout),
     "aten.to": _idle_cast,
 }

@@ -70,13 +70,13 @@ def find_placements(program: Program) -> tuple[Placements, list[Refusal]]:
     local_inputs: Mapping[str, int | None] = {port.name: port.dim for port in program.inputs if port.local}
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            _source(node, program, found, local_inputs.get(node.name))
+            _source(node, program, found, local_inputs.get(str(node.target)))
         elif node.op == "get_attr":
             found.natural[node] = Replicated()
             if is_parameter(node):
                 found.trains.add(node)
                 found.differentiable.add(node)
-        elif node.op == "call_function" and "val" in node.meta:
+        elif node.op == "call_function":
             try:
                 _judge(node, program, found)
             except Refused as reason:
@@ -122,10 +122,10 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
     operands = tensor_operands(node)
     if any(operand in found.refused for operand in node.all_input_nodes):
         raise Refused("an operand was refused", "")
+    _refuse_random(node)
     if result(node) is None:
         _scalar(node, operands, found)
         return
-    _refuse_effects(node)
     if sum(size.has(program.sequence.symbol) for size in shape(node)) > 1:
         raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
     for reached in (found.trains, found.differentiable):
@@ -143,13 +143,9 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
     _local_form(node, program, operands, found)
 
 
-def _refuse_effects(node: fx.Node) -> None:
-    """Ops that no placement makes right, in either domain."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return
-    if node.target._schema.is_mutable:
-        raise Refused("it changes its operand in place", "write it out of place (x = x + y instead of x += y)")
-    if torch.Tag.nondeterministic_seeded in node.target.tags:
+def _refuse_random(node: fx.Node) -> None:
+    """No placement makes these right, in either domain."""
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         raise Refused("it draws random numbers, which would differ between ranks", "set dropout to 0, or call eval()")
 
 
@@ -188,6 +184,9 @@ def _rule(node: fx.Node, anchor: fx.Node, operands: list[fx.Node], found: Placem
     placement = found.sharded(anchor)
     assert placement is not None
     ruling = find_rule(node)(Case(node, anchor, placement, tuple(operands)))
+    silent = [operand.name for operand in operands if operand not in ruling.operands]
+    if silent:
+        raise Refused(f"its rule does not say what {', '.join(silent)} must be", "add a rule for this form of the op")
     for operand, need in ruling.operands.items():
         _check_need(operand, need, found)
     return ruling

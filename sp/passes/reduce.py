@@ -51,7 +51,9 @@ class Reduce:
         if refusals:
             raise UnsupportedModelError("averages that cannot be split over ranks", refusals=refusals)
         program.graph_module.recompile()
-        return program.note(self.name, f"averages over the sequence made sums and counts: {', '.join(changed) or 'none'}")
+        return program.note(
+            self.name, f"averages over the sequence made sums and counts: {', '.join(changed) or 'none'}"
+        )
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) in REWRITES and averages_sequence(node, program)]

@@ -14,7 +14,6 @@ from sp.passes.rules import Refused, Rule, by_pattern, pointwise
 
 # Names are those of torch.ops.aten, without overload.
 PATTERNS: Mapping[str, str] = {
-    "embedding": "n! d!, ... -> ... d",
     "linear": "... k!, n k!, n -> ... n",
     "matmul": "... m k!, ... k! n -> ... m n",
     "mm": "m k!, k! n -> m n",
@@ -23,6 +22,7 @@ PATTERNS: Mapping[str, str] = {
 }
 
 SHAPES: Mapping[str, Rule] = {
+    "embedding": shapes.embedding,
     **dict.fromkeys(("view", "reshape", "_unsafe_view"), shapes.reshape),
     "flatten": shapes.merging,
     **dict.fromkeys(("transpose", "t"), shapes.transpose),
@@ -44,7 +44,9 @@ SHAPES: Mapping[str, Rule] = {
 }
 
 # Copies and casts that torch does not tag as pointwise.
-POINTWISE = frozenset({"to", "_to_copy", "clone", "contiguous", "detach", "alias", "zeros_like", "ones_like", "full_like"})
+POINTWISE = frozenset(
+    {"to", "_to_copy", "clone", "contiguous", "detach", "alias", "zeros_like", "ones_like", "full_like"}
+)
 
 TABLE: Mapping[str, Rule] = {
     **{f"aten.{name}": by_pattern(text) for name, text in PATTERNS.items()},
@@ -58,13 +60,14 @@ def find_rule(node: fx.Node) -> Rule:
     """The rule for this node's op; Refused when there is none."""
     name = op_name(node)
     if isinstance(node.target, torch._ops.OpOverload):
+        assert not node.target._schema.is_mutable, f"normalize has refused {name}"
         if name in TABLE:
             return TABLE[name]
         if torch.Tag.pointwise in node.target.tags:
             return pointwise
     raise Refused(
         f"sp has no placement rule for {name}",
-        "express it with ops that have one (linear, matmul, norms, views, pointwise ops, …), or keep it off the sequence",
+        "express it with ops that have one (linear, matmul, norms, views, pointwise ops), or keep it off the sequence",
     )
 
 

@@ -102,9 +102,10 @@ def rule_from(pattern: Pattern, case: Case) -> Ruling:
 
 def _labels(term: tuple[str, ...], ndim: int) -> tuple[str, ...]:
     """One label per dim; those under `...` count from its right end, which is how broadcasting aligns them."""
-    if not term or term[0] != "...":
-        if len(term) != ndim:
-            raise Refused(f"an operand has {ndim} dims, its rule says {' '.join(term)!r}", "reshape it")
+    open_ended = term[:1] == ("...",)
+    if ndim < len(term) - open_ended or (ndim > len(term) and not open_ended):
+        raise Refused(f"an operand has {ndim} dims, its rule says {' '.join(term)!r}", "reshape it")
+    if not open_ended:
         return term
     hidden = ndim - (len(term) - 1)
     return (*(f".{hidden - index}" for index in range(hidden)), *term[1:])
@@ -116,9 +117,10 @@ def _place_of(label: str, labels: tuple[str, ...]) -> int | None:
 
 def operand_need(case: Case, operand: fx.Node, dim: int | None) -> Placement:
     """What an operand must be when its dim `dim` meets the sequence: cut the same way, or without the sequence."""
-    size = sympy.Integer(1) if dim is None else shape(operand)[dim]
-    if dim is None or size == 1:
+    sizes = shape(operand)
+    if dim is None or (dim < len(sizes) and sizes[dim] == 1):
         return Replicated()
+    size = sizes[dim] if dim < len(sizes) else sympy.Integer(0)
     whole = shape(case.anchor)[case.placement.dim]
     if size != whole:
         raise Refused(

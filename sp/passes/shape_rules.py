@@ -1,8 +1,8 @@
 """Placement rules for ops whose dims depend on their arguments: views, permutations, slices, joins, reductions.
 
-    view(x: sharded(dim 1), [B*S, D])       →  sharded(dim 0, outer=B)      local call: [-1, D]
-    slice(x: sharded(dim 1), 1, 0, S-1)     →  sharded(dim 1, [0:S-1])      becomes sp.narrow
-    sum(x: sharded(dim 1), [1])             →  partial(sum)
+view(x: sharded(dim 1), [B*S, D])       →  sharded(dim 0, outer=B)      local call: [-1, D]
+slice(x: sharded(dim 1), 1, 0, S-1)     →  sharded(dim 1, [0:S-1])      becomes sp.narrow
+sum(x: sharded(dim 1), [1])             →  partial(sum)
 """
 
 from __future__ import annotations

@@ -9,14 +9,30 @@ one) to answer a question about sizes.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from functools import reduce
+from typing import Any, cast
 
 import sympy
 import torch
 from torch import fx
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 from sp.passes.fxtools import tensor
 from sp.program import Program
+
+# The functions of which torch makes size expressions, as Python computes them.
+_FUNCTIONS: Mapping[type[sympy.Basic], Callable[..., Any]] = {
+    sympy.Add: operator.add,
+    sympy.Mul: operator.mul,
+    sympy.Pow: operator.pow,
+    FloorDiv: operator.floordiv,
+    CleanDiv: operator.floordiv,
+    Mod: operator.mod,
+    PythonMod: operator.mod,
+    Max: torch.sym_max,
+    Min: torch.sym_min,
+}
 
 
 class Sizes:
@@ -39,7 +55,7 @@ class Sizes:
     def _read(self, symbol: sympy.Expr) -> fx.Node:
         for placeholder in self.graph.find_nodes(op="placeholder"):
             value = tensor(placeholder)
-            if value is None or (symbol == self.total and placeholder.name in self.local):
+            if value is None or (symbol == self.total and placeholder.target in self.local):
                 continue  # a shard has only its own length
             for dim, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt) and size.node.expr == symbol:
@@ -49,6 +65,7 @@ class Sizes:
     def _existing(self, placeholder: fx.Node, dim: int) -> fx.Node | None:
         for user in placeholder.users:
             if user.target is torch.ops.aten.sym_size.int and user.args == (placeholder, dim):
+                self.graph.find_nodes(op="placeholder")[-1].append(user)  # to the top, where everything can read it
                 return user
         return None
 
@@ -60,10 +77,9 @@ class Sizes:
         return node
 
     def _compute(self, size: sympy.Expr) -> fx.Node:
-        functions = {sympy.Add: operator.add, sympy.Mul: operator.mul}
-        function = functions.get(type(size))
+        function = _FUNCTIONS.get(type(size))
         assert function is not None, f"sizes cannot compute {size}"
-        operands = [self.node(part) for part in size.args]
+        operands = [self.node(cast(sympy.Expr, part)) for part in size.args]
 
         def combine(a: fx.Node | int, b: fx.Node | int) -> fx.Node | int:
             return self.graph.call_function(function, (a, b))

@@ -29,7 +29,9 @@ class Verify:
             if node.op == "call_function" and result(node) is not None:
                 _check_edges(node)
                 _check_size(node, program)
-        return program.note(self.name, f"{len(program.graph.nodes)} nodes: every border op in its place, no S × S value")
+        return program.note(
+            self.name, f"{len(program.graph.nodes)} nodes: every border op in its place, no S × S value"
+        )
 
     def check(self, program: Program) -> None:
         del program  # `run` asserts

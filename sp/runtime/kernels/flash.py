@@ -28,14 +28,16 @@ _DENSE = "ask for the kernel 'dense', which takes everything"
 
 
 def check(q_BHSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
-    """InputError or StrategyError when the operator of q's device cannot compute this attention."""
+    """InputError or StrategyError when the operator of q's device cannot compute this attention.
+
+    Meta tensors, which stand for a device not known yet, pass if any device's operator would do."""
     device, size = q_BHSD.device.type, q_BHSD.shape[3]
-    if device not in ("cpu", "cuda"):
+    if device not in ("cpu", "cuda", "meta"):
         raise StrategyError(f"there is no flash attention on {device}", needed="cpu or cuda", remedy=_DENSE)
     if v_BGTD.shape[3] != size:
         found = f"flash attention got values of head size {v_BGTD.shape[3]} and queries of {size}"
         raise InputError(found, needed="one head size", remedy=_DENSE)
-    dtypes = _CPU_DTYPES if device == "cpu" else _CUDA_DTYPES
+    dtypes = _CUDA_DTYPES if device == "cuda" else _CPU_DTYPES
     if q_BHSD.dtype not in dtypes:
         needed = "one of: " + ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         remedy = f"run under torch.autocast, or {_DENSE}"

@@ -1,0 +1,162 @@
+"""The report: what was rewritten, why, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sp.layout import LAYOUTS
+from sp.passes.capture import LENGTH_CARRIER
+from sp.program import Port, Program
+from sp.show.facts import Attention, attentions, insertion_kinds, insertions
+from sp.show.graph import print_program
+from sp.show.grid import plan_grid
+from sp.show.naming import Naming
+from sp.show.words import between, byte_count, percent, table, tokens
+
+_COST_HEADERS = ("sent forward", "sent backward", "work per rank", "balance")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Report:
+    """What `parallelize` did to one captured call, for `world` ranks and a sequence of `length` tokens.
+
+    `print(report)` shows the summary.  program: after all passes.  captured: before them.  Both hold the model's own
+    parameters: send `as_dict()` or `str(report)` to other processes."""
+
+    program: Program
+    world: int
+    length: int
+    captured: Program
+
+    def __str__(self) -> str:
+        parts = [self._head(), self._attention_table(), self._insertion_summary(), self._history()]
+        return "\n\n".join(part for part in parts if part)
+
+    def __repr__(self) -> str:
+        return f"<Report: {self.program.strategy.name}, world {self.world}, {tokens(self.length)}>"
+
+    def graph_table(self) -> str:
+        """The rewritten program, one line per value, repeated blocks folded."""
+        return print_program(self.program)
+
+    def plan_grid(self) -> str:
+        """What every rank computes in every step, one grid for each mask in the model."""
+        layout = self.program.strategy.layout
+        masks = dict.fromkeys(site.mask for site in self.program.attentions)
+        return "\n\n".join(plan_grid(layout, mask, self.length, self.world) for mask in masks)
+
+    def insertions_table(self) -> str:
+        """Every inserted op, one by one."""
+        rows = [(each.op, each.value, each.why) for each in insertions(self.program)]
+        return table(rows, ("inserted op", "for", "because"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same facts as plain data, ready for json.  Bytes are those that one rank sends per sequence of the
+        batch; lists have one number per rank."""
+        strategy = self.program.strategy
+        return {
+            "strategy": {"name": strategy.name, "layout": strategy.layout, "transport": strategy.transport},
+            "world": self.world,
+            "length": self.length,
+            "local_lengths": self._local_lengths,
+            "inputs": [_port_dict(port) for port in self._inputs],
+            "outputs": [_port_dict(port) for port in self.program.outputs],
+            "attentions": [_attention_dict(each) for each in self._attentions],
+            "insertions": [vars(each) for each in insertion_kinds(self.program)],
+            "history": [{"stage": note.stage, "text": self._naming.text(note.text)} for note in self.program.history],
+        }
+
+    @cached_property
+    def _attentions(self) -> list[Attention]:
+        return attentions(self.program, self.length, self.world)
+
+    @cached_property
+    def _naming(self) -> Naming:
+        return Naming(self.program)
+
+    @property
+    def _inputs(self) -> list[Port]:
+        """Those that the caller passes: where they are local, the runtime adds one that brings the global length."""
+        return [port for port in self.program.inputs if port.name != LENGTH_CARRIER]
+
+    @property
+    def _local_lengths(self) -> list[int]:
+        layout = LAYOUTS[self.program.strategy.layout]
+        return [layout.local_length(self.length, rank, self.world) for rank in range(self.world)]
+
+    def _head(self) -> str:
+        strategy, sequence, lengths = self.program.strategy, self.program.sequence, self._local_lengths
+        longest = f" to {sequence.longest:,}" if sequence.longest else ""
+        rows = [
+            ("strategy", f"{strategy.name} = {strategy.layout} layout + {strategy.transport} transport"),
+            ("world", f"{self.world} rank{'' if self.world == 1 else 's'}"),
+            ("sequence", f"{tokens(self.length)}, {between(min(lengths), max(lengths))} on each rank"),
+            ("captured for", f"lengths from {sequence.shortest}{longest}"),
+            ("inputs", ", ".join(map(_port, self._inputs))),
+            ("outputs", ", ".join(map(_port, self.program.outputs))),
+        ]
+        return table(rows)
+
+    def _attention_table(self) -> str:
+        if not self._attentions:
+            return "no attention along the sequence"
+        headers = ("attention", "mask", "heads", "kernel", *_COST_HEADERS, "why")
+        rows = [_attention_row(each) for each in self._attentions]
+        forward, backward = (sum(each.count * max(sent) for each, sent in self._sent(way)) for way in (0, 1))
+        total = f"{byte_count(forward)} forward and {byte_count(backward)} backward"
+        note = f"Sent: by the busiest rank, for one sequence of the batch; {total} in all."
+        work = "Work: least, mean and most of all ranks; balance: mean / most."
+        return f"{table(rows, headers, right=(4, 5, 7))}\n{note}\n{work}"
+
+    def _sent(self, way: int) -> list[tuple[Attention, Sequence[int]]]:
+        return [(each, (each.costs.forward, each.costs.backward)[way]) for each in self._attentions]
+
+    def _insertion_summary(self) -> str:
+        rows = [(each.op, str(each.count), each.example, each.why) for each in insertion_kinds(self.program)]
+        return table(rows, ("inserted op", "count", "for example for", "because"), right=(1,))
+
+    def _history(self) -> str:
+        rows = [(note.stage, self._naming.text(note.text)) for note in self.program.history]
+        return table(rows, ("pass", "what it did"))
+
+
+def _attention_row(each: Attention) -> tuple[str, ...]:
+    site, costs = each.site, each.costs
+    where = each.where if each.count == 1 else f"{each.where} × {each.count}"
+    heads = str(site.heads) if site.heads == site.kv_heads else f"{site.heads} / {site.kv_heads} kv"
+    total = sum(costs.area)
+    shares = (min(costs.area) / total, 1 / len(costs.area), max(costs.area) / total)
+    work = " / ".join(percent(share).removesuffix(" %") for share in shares) + " %"
+    sent = byte_count(max(costs.forward)), byte_count(max(costs.backward))
+    return where, str(site.mask), heads, site.kernel, *sent, work, percent(costs.balance), site.why
+
+
+def _attention_dict(each: Attention) -> dict[str, Any]:
+    site, costs = each.site, each.costs
+    return {
+        "where": each.where,
+        "count": each.count,
+        "source": site.source,
+        "mask": str(site.mask),
+        "heads": site.heads,
+        "kv_heads": site.kv_heads,
+        "kernel": site.kernel,
+        "why": site.why,
+        "area": list(costs.area),
+        "balance": costs.balance,
+        "sent_forward": list(costs.forward),
+        "sent_backward": list(costs.backward),
+    }
+
+
+def _port(port: Port) -> str:
+    if port.dim is None:
+        return f"{port.name} (no sequence)"
+    return f"{port.name} ({'local' if port.local else 'global'}, dim {port.dim})"
+
+
+def _port_dict(port: Port) -> dict[str, Any]:
+    return {"name": port.name, "dim": port.dim, "local": port.local}

@@ -1,0 +1,137 @@
+"""The oracle: is a placement rule true?  Cut the operands as it says, run the op on each part, join, compare.
+
+    check_rule(torch.nn.functional.silu, (torch.randn(2, 8, 4),))
+    →  exact: silu sharded(dim 1)
+    check_rule(lambda x: x.flip(1), (torch.randn(2, 8, 4),))
+    →  refused: flip: aten.flip(x, [1]): sp has no placement rule for aten.flip
+
+Values and gradients, in fp64, for every layout, at lengths that divide the world and that do not.  A rule that is not
+true raises `WrongRuleError`.  No process group is needed: what the runtime does at the borders is not tried here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sp.errors import UnsupportedModelError
+from sp.layout import LAYOUTS
+from sp.passes.call import Call
+from sp.passes.capture import capture
+from sp.passes.manager import run_passes
+from sp.passes.normalize import Normalize
+from sp.passes.place import find_placements
+from sp.passes.reduce import Reduce
+from sp.program import Program
+from sp.strategy import find_strategy
+from sp.testing.cutting import Spread, symbols_of
+from sp.testing.trial import WrongRuleError, run_whole, try_ruling
+
+__all__ = ["Verdict", "WrongRuleError", "check_program", "check_rule"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim that is not wrong.
+
+    exact: every op that touches the sequence has a rule, and each was tried.  placements: of each such op's result.
+    refused: each op that has none, with the reason."""
+
+    placements: Mapping[str, str]
+    refused: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        return not self.refused
+
+    def __str__(self) -> str:
+        if self.refused:
+            return "refused: " + "; ".join(self.refused)
+        return "exact: " + ", ".join(f"{name} {placement}" for name, placement in self.placements.items())
+
+
+class _Function(nn.Module):
+    """A callable as a module with positional inputs."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.fn(*args)
+
+
+def check_rule(
+    fn: Callable[..., Any],
+    args: Sequence[Tensor],
+    *,
+    sequence_dim: int | Sequence[int | None] = 1,
+    whole: Sequence[int] = (),
+    world: int = 3,
+    lengths: Sequence[int] = (12, 11),
+    layouts: Sequence[str] = tuple(LAYOUTS),
+) -> Verdict:
+    """Try the rules of the ops that `fn(*args)` calls; raises WrongRuleError with the difference.
+
+    fn: a function of tensors, or an nn.Module whose parameters are replicated.  args: examples; the values tried are
+    drawn from theirs, so that indices and domains fit.  sequence_dim: of all arguments, or one for each (None: none).
+    whole: numbers of the arguments that every rank has whole, as it has labels; all others are shards.
+    """
+    args = [arg.double() if arg.is_floating_point() else arg for arg in args]
+    dims = list[int | None]([sequence_dim] * len(args) if isinstance(sequence_dim, int) else sequence_dim)
+    try:
+        program = _captured(fn, args, dims, whole)
+    except UnsupportedModelError as error:
+        return Verdict({}, (str(error),))
+    low, high = program.sequence.shortest, program.sequence.longest
+    fitting = [length for length in lengths if low <= length <= (high or length)]
+    if not fitting:
+        raise ValueError(f"none of the lengths {list(lengths)} is within {low} … {high or '∞'}, for which {fn} holds")
+    verdict = Verdict({})
+    for length in fitting:
+        inputs = [_drawn(arg, dim, length) for arg, dim in zip(args, dims, strict=True)]
+        verdict = check_program(program, inputs, world=world, layouts=layouts)
+    return verdict
+
+
+def check_program(
+    program: Program, inputs: Sequence[Tensor], *, world: int = 3, layouts: Sequence[str] = tuple(LAYOUTS)
+) -> Verdict:
+    """Try every ruling of a program that is ready to be placed, on global `inputs`; raises WrongRuleError.
+
+    Each op is tried by itself, on parts of what its operands are on one device."""
+    found, refusals = find_placements(program)
+    values = run_whole(program.graph_module, inputs)
+    symbols = symbols_of(program.graph, inputs)
+    for node, ruling in found.rulings.items():
+        for layout in layouts:
+            try_ruling(node, ruling, values, Spread(layout, world, symbols))
+    placements = {node.name: str(ruling.output) for node, ruling in found.rulings.items()}
+    return Verdict(placements, tuple(f"{refusal.node}: {refusal.why}" for refusal in refusals))
+
+
+def _captured(fn: Callable[..., Any], args: Sequence[Tensor], dims: list[int | None], whole: Sequence[int]) -> Program:
+    """`fn` as a program ready to be placed, its arguments shards of the sequence."""
+    model = _Function(copy.deepcopy(fn).double() if isinstance(fn, nn.Module) else fn)
+    call, tensors = Call.of(model, args, {})
+    named = {name: dim for name, dim in zip(call.names, dims, strict=True) if dim is not None}
+    captured, _ = capture(model, call, tensors, sequence_dim=named, strategy=find_strategy("striped"))
+    program = run_passes(captured, (Normalize(), Reduce()))
+    kept = {call.names[number] for number in whole}
+    ports = tuple(replace(port, local=port.dim is not None and port.name not in kept) for port in program.inputs)
+    return replace(program, inputs=ports)
+
+
+def _drawn(example: Tensor, dim: int | None, length: int) -> Tensor:
+    """A tensor of that length whose elements are drawn from the example's."""
+    shape = list(example.shape)
+    if dim is not None:
+        shape[dim] = length
+    count = int(torch.Size(shape).numel())
+    drawn = example.flatten()[torch.randint(example.numel(), (count,))].reshape(shape)
+    return drawn * (1 + 1e-3 * torch.rand(shape)) if example.is_floating_point() else drawn

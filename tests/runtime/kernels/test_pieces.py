@@ -1,0 +1,78 @@
+"""Pieces are integers, so everything is tried: every band of every small tile, and wide ones by area."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from sp.plan import Tile, _trim
+from sp.runtime.kernels import pieces
+from sp.runtime.kernels.pieces import cut, shape
+
+
+def trimmed_tiles(largest: int) -> Iterator[Tile]:
+    """Every tile up to `largest` × `largest`, away from the origin."""
+    sizes = range(1, largest + 1)
+    for rows, columns in ((r, c) for r in sizes for c in sizes):
+        bounds = (None, *range(-rows, columns + 1))
+        tiles = {_trim(Tile(3, 3 + rows, 5, 5 + columns, low, up)) for low in bounds for up in bounds}
+        yield from (tile for tile in tiles if tile)
+
+
+def seen(tiles: tuple[Tile, ...]) -> Counter[tuple[int, int]]:
+    """How often each pair is visible in one of the tiles."""
+    return Counter((x, y) for t in tiles for x in range(t.q0, t.q1) for y in range(t.k0, t.k1) if t.visible(x, y))
+
+
+@pytest.fixture(params=[(1, 1), (2, 2), (4, 2), (3, 1), (512, 256)], ids=str)
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Thresholds so small that small tiles meet every branch; gives the width below which a band is narrow."""
+    narrow, block = request.param
+    monkeypatch.setattr(pieces, "NARROW", narrow)
+    monkeypatch.setattr(pieces, "BLOCK", block)
+    cut.cache_clear()
+    yield narrow
+    cut.cache_clear()
+
+
+def test_each_visible_pair_is_in_one_piece(small: int) -> None:
+    for tile in trimmed_tiles(8):
+        found = cut(tile)
+        assert seen(found) == seen((tile,)), tile
+        if tile.lower is None or tile.upper is None:
+            assert len(found) <= (1 if tile.kind == "full" else 3)
+            assert all(shape(piece) != "band" for piece in found), tile
+        elif tile.upper - tile.lower + 1 >= small:
+            assert all(shape(piece) != "band" for piece in found), tile
+
+
+def test_shapes_are_what_the_kernel_computes(small: int) -> None:
+    rules = {"full": lambda _x, _y: True, "causal": lambda x, y: y <= x, "anticausal": lambda x, y: y >= x}
+    for piece in (piece for tile in trimmed_tiles(6) for piece in cut(tile)):
+        rows, columns = range(piece.q0, piece.q1), range(piece.k0, piece.k1)
+        rule = rules.get(shape(piece))
+        assert rule is None or seen((piece,)) == Counter(
+            (x, y) for x in rows for y in columns if rule(x - piece.q0, y - piece.k0)
+        )
+        assert shape(piece) in ("full", "band") or len(rows) == len(columns)
+
+
+def test_what_strategies_need_is_one_piece() -> None:
+    assert cut(Tile(0, 8, 0, 8, None, 0)) == (Tile(0, 8, 0, 8, None, 0),)
+    assert cut(Tile(1, 8, 0, 7, None, 0)) == (Tile(1, 8, 0, 7, None, 0),)  # striped, the strict mask
+    assert cut(Tile(0, 8, 4, 8)) == (Tile(0, 8, 4, 8),)
+
+
+@pytest.mark.parametrize("width", [1, 64, 511, 512, 1024, 4096])
+def test_a_window_costs_no_more_than_its_width(width: int) -> None:
+    tile = _trim(Tile(0, 1 << 14, 0, 1 << 14, 1 - width, 0))
+    assert tile is not None
+    area = sum((piece.q1 - piece.q0) * (piece.k1 - piece.k0) for piece in cut(tile))
+    assert area <= tile.area * 1.6 + tile.q1 * pieces.BLOCK
+    assert len(cut(tile)) <= 3 * tile.q1 / pieces.BLOCK
+
+
+def test_a_planted_overlap_is_seen() -> None:
+    tile = Tile(0, 4, 0, 4, None, 0)
+    assert seen((tile, Tile(3, 4, 0, 1))) != seen((tile,))
+    assert seen((Tile(1, 4, 0, 3, None, 0),)) != seen((tile,))

@@ -1,0 +1,226 @@
+"""The ring against torch's attention on one device: exact in fp64, no worse in 32 and 16 bits, in the right order."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sp.layout import LAYOUTS
+from sp.mask import CAUSAL, FULL, Band
+from sp.plan import make_plan
+from sp.runtime import ring
+from sp.runtime.comm import Exchange, World, find_world
+from sp.runtime.kernels import KERNELS, Kernel
+from sp.runtime.ring import Saved, count_steps, ring_backward, ring_forward
+from sp.testing import run_ranks
+from tests.runtime.attention_reference import (
+    SCALE,
+    gather,
+    make_inputs,
+    relative_errors,
+    single,
+    spread,
+    spread_and_gather,
+)
+
+WORLDS = [1, 2, 3, 4, 8, 16]
+MASKS = [FULL, CAUSAL, Band(5, 0), Band(3, 7), Band(0, 0), Band(None, 4), Band(9, None)]
+
+
+def sweep(world: int, layout: str, kernel: str, masks: list[Band], lengths: list[int]) -> dict[str, float]:
+    """The largest relative error of output and gradients for every mask and length, and grouped heads of 4, 2 and 1."""
+    cases = [(mask, length, (4, 2, 1)[length % 3]) for mask in masks for length in lengths]
+    inputs = [make_inputs(length, groups=groups) for _, length, groups in cases]
+
+    def rank(group: dist.ProcessGroup) -> list[list[Tensor]]:
+        how = (layout, kernel, group.group_name, group.rank(), world)
+        return [spread(x, mask, *how) for x, (mask, _, _) in zip(inputs, cases, strict=True)]
+
+    errors: dict[str, float] = {}
+    by_case = zip(*run_ranks(world, rank), strict=True)
+    for parts, x, (mask, length, _) in zip(by_case, inputs, cases, strict=True):
+        found = gather(list(parts), layout, length)
+        errors[f"{mask} {length}"] = max(relative_errors(found, single(x, mask)))
+    return errors
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("world", "kernel"), [*((n, "flash") for n in WORLDS), (1, "dense"), (3, "dense")])
+def test_float64_is_exact(world: int, layout: str, kernel: str) -> None:
+    """Lengths that divide the world and twice the world, and that don't; as few tokens as ranks."""
+    errors = sweep(world, layout, kernel, MASKS, [world, 4 * world, 4 * world + 1, 2 * world + 7])
+    assert max(errors.values()) < 1e-13, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("world", range(1, 17))
+def test_float64_is_exact_everywhere(world: int, layout: str, kernel: str) -> None:
+    masks = [*MASKS, *(Band(left, right) for left in (1, 13, None) for right in (0, 2, 11, None))]
+    errors = sweep(world, layout, kernel, masks, [*range(world, world + 20), 10 * world + 3])
+    assert max(errors.values()) < 1e-13, errors
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_more_than_a_block_of_rows(layout: str) -> None:
+    """Wide windows and tiles larger than the kernel's own, so that every shape of piece takes part."""
+    length = 1100
+    for mask in (CAUSAL, Band(520, 0), Band(40, 600)):
+        inputs = make_inputs(length, heads=1, groups=1, size=4, batch=1)
+        found = spread_and_gather(inputs, mask, layout, "flash", 2)
+        assert max(relative_errors(found, single(inputs, mask))) < 1e-13, mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(150, 0)], ids=str)
+def test_low_precision_is_no_worse_than_one_device(mask: Band, layout: str, dtype: torch.dtype) -> None:
+    """Against fp64, at most 1.5 times the error of torch's attention in the same dtype: output and each gradient."""
+    inputs = make_inputs(320, heads=2, groups=1, size=32, batch=1, dtype=dtype)
+    exact = single([x.double() for x in inputs], mask)
+    alone = relative_errors(single(inputs, mask), exact)
+    found = relative_errors(spread_and_gather(inputs, mask, layout, "flash", 8), exact)
+    assert all(f <= 1.5 * a for f, a in zip(found, alone, strict=True)), (found, alone)
+
+
+def test_values_of_another_size() -> None:
+    """Only the dense kernel takes them; keys and values still travel in one buffer."""
+    q, k, v, grad = make_inputs(11)
+    inputs = [q, k, v[..., :3], grad[..., :3]]
+    found = spread_and_gather(inputs, CAUSAL, "striped", "dense", 3)
+    assert max(relative_errors(found, single(inputs, CAUSAL))) < 1e-13
+
+
+class Recorder:
+    """What each rank does, in order: posts and waits by what travels, and computations."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._mine = threading.local()
+        self._post: Callable[..., Exchange] = ring.post_exchange
+        monkeypatch.setattr(ring, "post_exchange", self.post)
+
+    @property
+    def events(self) -> list[str]:
+        return self._mine.__dict__.setdefault("events", [])
+
+    def post(self, world: World, send: Tensor, to: int, receive: Tensor, source: int, tag: int) -> Any:
+        what = ("keys", "sums")[tag]
+        self.events.append(f"post {what} to +{(to - world.rank) % world.size}")
+        exchange, events = self._post(world, send, to, receive, source, tag), self.events
+
+        class Recorded:
+            def wait(self) -> Tensor:
+                events.append(f"wait {what}")
+                return exchange.wait()
+
+        return Recorded()
+
+    def kernel(self) -> Kernel:
+        def forward(*args: Any) -> Any:
+            self.events.append("compute")
+            return KERNELS["flash"].forward(*args)
+
+        def backward(*args: Any) -> Any:
+            self.events.append("compute")
+            return KERNELS["flash"].backward(*args)
+
+        return replace(KERNELS["flash"], forward=forward, backward=backward)
+
+    def run(self, world_size: int, layout: str, mask: Band, length: int) -> list[tuple[list[str], list[str]]]:
+        """The events of forward and of backward on each rank."""
+
+        def rank(group: dist.ProcessGroup) -> tuple[list[str], list[str]]:
+            world = find_world(group.group_name)
+            plan = make_plan(layout, mask, length, world.size, world.rank)
+            q, k, v, grad = make_inputs(plan.layout.local_length(length, world.rank, world.size))
+            out, lse = ring_forward(q, k, v, plan, self.kernel(), SCALE, world)
+            count = len(self.events)
+            ring_backward(grad, Saved(q, k, v, out, lse), plan, self.kernel(), SCALE, world)
+            return self.events[:count], self.events[count:]
+
+        return run_ranks(world_size, rank)
+
+
+def test_the_next_exchange_is_under_way_while_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    post, wait, compute = "post keys to +1", "wait keys", "compute"
+    sums, arrived = "post sums to +1", "wait sums"
+    for forward, backward in Recorder(monkeypatch).run(3, "striped", CAUSAL, 12):
+        assert forward == [post, compute, wait, post, compute, wait, compute]
+        step0 = [post, compute, sums, wait]
+        step1 = [post, compute, arrived, sums, wait]
+        step2 = [compute, arrived, sums]  # here the sums go home
+        assert backward == [*step0, *step1, *step2, arrived]
+
+
+def test_a_world_of_one_never_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((forward, backward),) = Recorder(monkeypatch).run(1, "zigzag", CAUSAL, 12)
+    assert forward == backward == ["compute"]
+
+
+def test_a_window_ends_the_ring_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 4 tokens a rank and a window of 5, nobody needs keys from two ranks behind; sums go home at once."""
+    found = Recorder(monkeypatch).run(4, "contiguous", Band(4, 0), 16)
+    for forward, backward in found:
+        assert [event for event in forward if event != "compute"] == ["post keys to +1", "wait keys"]
+        travel = [event for event in backward if event != "compute"]
+        assert travel == [
+            "post keys to +1", "post sums to +1", "wait keys", "wait sums", "post sums to +3", "wait sums",
+        ]  # fmt: skip
+
+
+def test_count_steps() -> None:
+    def steps(layout: str, mask: Band, world: int = 4) -> int:
+        return count_steps(make_plan(layout, mask, 16, world, 0))
+
+    assert [steps(layout, mask) for layout in LAYOUTS for mask in (FULL, CAUSAL)] == [4] * 6
+    assert [steps("contiguous", Band(left, 0)) for left in (0, 1, 4, 5, 9)] == [1, 2, 2, 3, 4]
+    assert steps("contiguous", CAUSAL, world=1) == 1
+    assert steps("contiguous", Band(-99, 99)) == 1  # nobody sees anything
+
+
+def test_a_mask_that_shows_nothing_gives_zeros() -> None:
+    def rank(group: dist.ProcessGroup) -> list[Tensor]:
+        world = find_world(group.group_name)
+        q, k, v, grad = make_inputs(4)
+        plan = make_plan("striped", Band(-99, 99), 8, world.size, world.rank)
+        out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world)
+        assert (lse == -torch.inf).all()
+        return [out, *ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world)]
+
+    for found in run_ranks(2, rank):
+        assert all((x == 0).all() for x in found)
+
+
+class LargestTensor(TorchDispatchMode):
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            self.numel = max(self.numel, x.numel() if isinstance(x, Tensor) else 0)
+        return result
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(100, 0), Band(700, 30)], ids=str)
+def test_no_tensor_is_tokens_by_tokens(mask: Band) -> None:
+    """Nothing grows with the square of the tokens: narrow windows need heads × rows of a block × their width."""
+    length, heads = 4096, 2
+
+    def rank(group: dist.ProcessGroup) -> int:
+        world = find_world(group.group_name)
+        plan = make_plan("contiguous", mask, length, world.size, world.rank)
+        q, k, v, grad = make_inputs(length // world.size, heads=heads, batch=1, dtype=torch.float32)
+        with LargestTensor() as largest:
+            out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world)
+            ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world)
+        return largest.numel
+
+    local = length // 2
+    assert max(run_ranks(2, rank)) <= heads * local * 128 < heads * local * local / 8
