@@ -10,6 +10,7 @@ rank has work in every step, 2 ranks then need 3/4 of the time of one where stri
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from statistics import median
 
@@ -28,6 +29,7 @@ from sp.testing import ProcessWorld
 
 WORLD = 2
 BATCH, HEADS, SIZE = 1, 8, 64
+BUSY = 0.5  # runnable processes before the benchmark starts any
 
 
 def make_inputs(length: int) -> list[Tensor]:
@@ -99,6 +101,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="repetitions that count, after one that does not")
     arguments = parser.parse_args()
     print(f"attention of {arguments.length} tokens, {HEADS} heads of {SIZE}, float32, causal, forward + backward")
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        print(f"this machine is busy (load {load:.1f}): what waits for its slowest rank suffers more than the rest")
     print(show(measure(arguments.length, arguments.repeats), arguments.length))
 
 

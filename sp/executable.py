@@ -13,10 +13,11 @@ from torch import Tensor, fx, nn
 from sp.options import Options
 from sp.passes import pipeline
 from sp.passes.bind import bind
-from sp.passes.capture import Outputs, capture
+from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
 from sp.program import Program
 from sp.request import Request
+from sp.runtime.comm import seat_name
 
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.
@@ -39,9 +40,10 @@ class Executable:
     agreed: bool = False
     slots: list[Slot] = field(default_factory=list["Slot"])
 
-    def fits(self, key: str, length: int) -> bool:
+    def fits(self, request: Request, length: int) -> bool:
         sequence = self.program.sequence
-        return key == self.key and sequence.shortest <= length <= (sequence.longest or length)
+        within = sequence.shortest <= length <= (sequence.longest or length)
+        return request.key == self.key and within and accepts(self.captured, request.tensors)
 
     def __call__(self, model: nn.Module, tensors: Sequence[Tensor], length: int) -> Any:
         """Run on this rank.  length: of the whole sequence."""
@@ -83,7 +85,7 @@ def build(model: nn.Module, request: Request, length: int, options: Options) -> 
             local_inputs=options.local_inputs,
         )
         program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
-        bound = bind(program, options.group)
+        bound = bind(program, seat_name(options.group))
     settings = {} if isinstance(options.compile, bool) else dict(options.compile)
     run = torch.compile(bound, **{"dynamic": True, "fullgraph": True, **settings}) if options.compile else bound
     return Executable(request.key, captured, program, outputs, bound, run, length, slots=_slots(bound, model))

@@ -164,7 +164,7 @@ class ParallelModule(nn.Module):
 
     def _executable(self, request: Request, length: int) -> Executable:
         for known in self.executables:
-            if known.fits(request.key, length):
+            if known.fits(request, length):
                 return known
         self.executables.append(build(self.model, request, length, self.options))
         return self.executables[-1]

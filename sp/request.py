@@ -56,14 +56,14 @@ def _model_state(model: nn.Module) -> str:
 
 def _input_pattern(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> str:
     """Dtype, device and shape of each input, with the sequence and the batch left open."""
-    batches = [(tensor.shape[b] if (b := batch_dim(tensor, dim)) is not None else None) for tensor, dim in zip(tensors, dims, strict=True)]
-    sizes = list(dict.fromkeys(size for size in batches if size is not None))
+    batches = [batch_dim(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+    sizes = [tensor.shape[batch] for tensor, batch in zip(tensors, batches, strict=True) if batch is not None]
     patterns: list[str] = []
     for tensor, dim, batch in zip(tensors, dims, batches, strict=True):
         shape = list[object](tensor.shape)
         if dim is not None:
             shape[dim] = "S"
-        if batch is not None and not (batch == 1 and len(sizes) > 1):
-            shape[batch_dim(tensor, dim) or 0] = f"B{sizes.index(batch)}"
+        if batch is not None and tensor.shape[batch] != 1:
+            shape[batch] = f"B{sizes.index(tensor.shape[batch])}"
         patterns.append(f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {shape}")
     return "; ".join(patterns)

@@ -65,9 +65,12 @@ def test_tied_weights_stay_tied():
 
 def test_one_capture_for_all_lengths_and_batches():
     parallel = sp.parallelize(gpt(), compile=False)
-    for rows, length in ((1, 9), (2, 9), (3, 12), (1, 40)):
+    for rows, length in ((4, 9), (2, 9), (3, 12), (2, 40)):
         parallel(torch.zeros(rows, length, dtype=torch.long))
     assert len(parallel.executables) == 1
+    for length in (9, 40):  # models do ask whether the batch is 1
+        parallel(torch.zeros(1, length, dtype=torch.long))
+    assert len(parallel.executables) == 2
 
 
 def test_each_mode_structure_and_dtype_is_captured_once():

@@ -6,7 +6,7 @@
                                return (loss, logits)
 
 The model is traced with example tensors of our own: torch.export merges the same tensor passed twice
-(`model(ids, labels=ids)`) into one input and specialises sizes of 0 and 1.
+(`model(ids, labels=ids)`) into one input.
 """
 
 from __future__ import annotations
@@ -139,24 +139,30 @@ class _Given:
         places = zip(self.names, self.dims, strict=True)
         return tuple(Port(name, dim, self.local and dim is not None and name != LENGTH_CARRIER) for name, dim in places)
 
-    def examples(self, axes: Axes, least: int) -> list[torch.Tensor]:
-        """Fresh tensors like the caller's, at least `least` tokens long.  A batch of 1 would be specialised: it is 2
-        here, unless the model fixes that."""
-        batches = {tensor.shape[dim] for tensor, dim in zip(self.tensors, axes.batch, strict=True) if dim is not None}
-        grow = batches == {1} and 2 not in axes.fixed
+    def examples(self, least: int) -> list[torch.Tensor]:
+        """Fresh tensors like the caller's, at least `least` tokens long."""
         made: list[torch.Tensor] = []
-        for given, dim, batch in zip(self.tensors, self.dims, axes.batch, strict=True):
+        for given, dim in zip(self.tensors, self.dims, strict=True):
             sizes = list(given.shape)
             if dim is not None:
                 sizes[dim] = max(self.length, least)
-            if batch is not None and grow:
-                sizes[batch] = 2
             made.append(torch.empty(sizes, dtype=given.dtype, device=given.device, requires_grad=given.requires_grad))
         return made
 
 
+def accepts(program: Program, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether every size that a capture took for a constant is what these inputs have, too."""
+    placeholders = program.graph.find_nodes(op="placeholder")[: len(tensors)]  # a length carrier follows them
+    for node, given in zip(placeholders, tensors, strict=True):
+        sizes = zip(shape(node), given.shape, strict=True)
+        if any(size.is_Integer and size != found for size, found in sizes):
+            return False
+    return True
+
+
 def batch_dim(tensor: torch.Tensor, sequence_dim: int | None) -> int | None:
-    """The first dim that is not the sequence's counts as batch, if any."""
+    """The first dim that is not the sequence's counts as batch, if any.  A batch of 1 is captured as such: torch.export
+    proves a symbolic size from 2 on, and models do ask whether it is 1."""
     free = [dim for dim in range(tensor.ndim) if dim != sequence_dim]
     return free[0] if free and sequence_dim is not None else None
 

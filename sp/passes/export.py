@@ -56,14 +56,14 @@ class Axes:
 
 
 def export(
-    flat: nn.Module, model: nn.Module, examples: Callable[[Axes, int], list[torch.Tensor]], axes: Axes
+    flat: nn.Module, model: nn.Module, examples: Callable[[int], list[torch.Tensor]], axes: Axes
 ) -> tuple[ExportedProgram, Lengths]:
     """Export `flat` (which calls `model`) and say for which lengths.
 
-    examples: makes inputs for these axes, at least so long.  Raises UnsupportedModelError."""
-    lengths = Lengths()
+    examples: makes inputs of at least that length.  Raises UnsupportedModelError."""
+    lengths, message = Lengths(), ""
     for _ in range(_ATTEMPTS):
-        inputs = examples(axes, lengths.shortest)
+        inputs = examples(lengths.shortest)
         try:
             with torch.enable_grad():
                 shapes = (axes.dynamic(inputs, lengths),)
@@ -78,9 +78,19 @@ def export(
             lengths, axes = narrowed, settled
     raise UnsupportedModelError(
         f"torch.export finds no range of sequence lengths for which one graph of {type(model).__name__} holds",
-        needed="a forward that does the same for every length",
+        needed=f"a forward that does the same for every length; not proven: {_unproven(message)}",
         remedy="look for slices and sizes computed from the length; torch.export.draft_export names every place",
     )
+
+
+def _unproven(message: str) -> str:
+    """What torch.export would have to know, in terms of the length S."""
+    guards = re.findall(
+        r"^\s*- Not all values of S = (\S+) in the specified range.* satisfy the generated guard (.+)\.$",
+        message,
+        re.MULTILINE,
+    )
+    return "; ".join(guard.replace(size, "S") for size, guard in guards)
 
 
 def _fixed_length(message: str) -> str | None:

@@ -8,13 +8,15 @@ transformers' mask for an ordinary decoder (diff, cumsum, gathers, `<=`, `==`, `
     le     = aten.le(index1, index)                    c3 <= c2          → causal
 
 Coordinates are the symbols c0, c1, …; a dim of size 1 has none.  What cannot be followed is `Opaque`, with the node to
-blame.  Nothing here looks at values: what it says holds for every length and batch.
+blame.  Nothing here looks at values: what it says holds for every length and batch, positions in float32 up to 2^24.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeGuard, cast
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeGuard, cast
 
 import sympy
 import torch
@@ -36,9 +38,88 @@ class Opaque(Exception):
         self.why = why
 
 
+class NotWholeError(Exception):
+    """A constant argument that is no whole number, no infinity and no truth value."""
+
+
 def is_condition(value: Value) -> TypeGuard[Boolean]:
     """Whether a value is true or false.  (sympy's own Symbol counts as Boolean; coordinates are numbers.)"""
     return isinstance(value, (BooleanAtom, BooleanFunction, Relational))
+
+
+def as_number(value: Value) -> sympy.Expr:
+    return sympy.Piecewise((1, value), (0, True)) if is_condition(value) else cast(sympy.Expr, value)
+
+
+def as_condition(value: Value) -> Boolean:
+    if is_condition(value):
+        return value
+    cases = branches(cast(sympy.Expr, value))
+    return first_true((cast(Boolean, sympy.Ne(amount, 0)), when) for amount, when in cases)
+
+
+def first_true(cases: Iterable[tuple[Boolean, Boolean]]) -> Boolean:
+    """The truth value of the first case whose condition holds."""
+    found: Boolean = sympy.false
+    earlier: Boolean = sympy.false
+    for truth, condition in cases:
+        found = sympy.Or(found, sympy.And(condition, sympy.Not(earlier), truth))
+        earlier = sympy.Or(earlier, condition)
+    return found
+
+
+def branches(value: sympy.Expr) -> list[tuple[sympy.Expr, Boolean]]:
+    """A value case by case: the amount of the first condition that holds; the last one always does."""
+    if isinstance(value, sympy.Piecewise):
+        return [(cast(sympy.Expr, amount), cast(Boolean, condition)) for amount, condition in cast(_Cases, value.args)]
+    return [(value, sympy.true)]
+
+
+_Cases = Iterable[tuple[sympy.Basic, sympy.Basic]]
+
+
+def exact(value: sympy.Expr, dtype: torch.dtype, node: fx.Node) -> sympy.Expr:
+    """`value`, once it is certain that `dtype` holds it: positions in 16 bits are rounded, in 8 they wrap around."""
+    for amount, _ in branches(value):
+        if amount is sympy.nan:
+            raise Opaque(node, "it is not a number (0 × inf)")
+        if amount.is_number:
+            held = amount.is_infinite or abs(amount) <= EXACT_BELOW.get(dtype, 0) or _vast(amount, dtype)
+        else:
+            held = _degree(amount) <= _DEGREES.get(dtype, 0)
+        if not held or (amount.is_negative and not dtype.is_signed):
+            raise Opaque(node, f"{amount} in {str(dtype).removeprefix('torch.')} is rounded or wraps around")
+    return value
+
+
+def _vast(amount: sympy.Expr, dtype: torch.dtype) -> bool:
+    """A constant that only hides (finfo.min): how it is rounded makes no difference."""
+    return dtype.is_floating_point and bool(amount < HIDDEN_BELOW)
+
+
+def _degree(amount: sympy.Expr) -> int:
+    """In positions and sizes together."""
+    plain = cast(sympy.Expr, amount.replace(sympy.Abs, lambda inner: inner))
+    plain = cast(sympy.Expr, plain.replace(lambda part: part.is_Function, lambda _: sympy.Dummy()))  # S // 2 <= S
+    return sympy.Poly(plain).total_degree() if plain.is_polynomial() else sys.maxsize
+
+
+# Every finite value that models add to hide a position (finfo.min of the 16-bit formats and wider) is below this.
+HIDDEN_BELOW = -60000
+# Whole numbers up to these are exact.
+EXACT_BELOW = {
+    torch.float64: 2**53,
+    torch.float32: 2**24,
+    torch.float16: 2**11,
+    torch.bfloat16: 2**8,
+    torch.int64: 2**63 - 1,
+    torch.int32: 2**31 - 1,
+    torch.int16: 2**15 - 1,
+    torch.int8: 2**7 - 1,
+    torch.uint8: 2**8 - 1,
+}
+# Of what degree in positions and sizes: S × S overflows 32 bits at S = 46,341.
+_DEGREES = {torch.float64: 2, torch.int64: 2, torch.float32: 1, torch.int32: 1}
 
 
 def coordinate(dim: int) -> sympy.Symbol:
@@ -61,6 +142,8 @@ class IndexAlgebra:
                 self.known[node] = self._follow(node)
             except Opaque as opaque:
                 self.known[node] = opaque
+            except NotWholeError as error:
+                self.known[node] = Opaque(node, str(error))
         found = self.known[node]
         if isinstance(found, Opaque):
             raise found
@@ -70,17 +153,20 @@ class IndexAlgebra:
         size = node.meta.get("val")
         if isinstance(size, torch.SymInt):
             return expression(size)
+        if (constant := _traced_constant(node)) is not None:
+            return _constant(constant)
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            raise Opaque(node, f"{node.name} is an input: its values are not known when the graph is made")
+            kind = "an input" if node.op == "placeholder" else "a parameter or buffer"
+            raise Opaque(node, f"{node.name} is {kind}: its values are not known when the graph is made")
         rule = self.rules.get(op_name(node).removeprefix("aten."))
-        if rule is None:
+        if rule is None or tensor(node) is None:
             raise Opaque(node, f"the index algebra does not know {op_name(node)}")
-        try:
-            value = rule(self, node, positional(node))
-        except TypeError as error:
-            raise Opaque(node, str(error)) from error
+        value = rule(self, node, positional(node))
         single = {dim: 0 for dim, size in enumerate(shape(node)) if size == 1}
-        return substitute(value, single) if single else value
+        value = substitute(value, single) if single else value
+        if node.meta["val"].dtype == torch.bool:
+            return as_condition(value)
+        return exact(as_number(value), node.meta["val"].dtype, node)
 
     def aligned(self, operand: object, node: fx.Node) -> Value:
         """The value of an operand in the coordinates of `node`, under broadcasting."""
@@ -95,14 +181,24 @@ class IndexAlgebra:
 Rule = Callable[[IndexAlgebra, fx.Node, tuple[object, ...]], Value]
 
 
+def _traced_constant(node: fx.Node) -> object:
+    """The number that `torch.tensor(0.0)` inside a forward left in the graph, None if this is anything else."""
+    if node.op != "get_attr" or any(op_name(user) != "aten.lift_fresh_copy" for user in node.users):
+        return None
+    held: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        held = getattr(held, part)
+    return held.item() if isinstance(held, torch.Tensor) and held.numel() == 1 else None
+
+
 def _constant(value: object) -> Value:
     if isinstance(value, bool):
         return sympy.true if value else sympy.false
-    if isinstance(value, (int, float)) and abs(value) == float("inf"):
+    if isinstance(value, (int, float)) and math.isinf(value):
         return sympy.oo if value > 0 else -sympy.oo
-    if isinstance(value, (int, float)) and value == int(value):
+    if isinstance(value, (int, float)) and not math.isnan(value) and value == int(value):
         return sympy.Integer(int(value))
-    raise TypeError(f"{value!r} is no whole number")
+    raise NotWholeError(f"{value!r} is no whole number")
 
 
 def rename(value: Value, dims: Mapping[int, int]) -> Value:

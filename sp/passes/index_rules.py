@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import cast
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import sympy
 import torch
@@ -11,82 +12,106 @@ from sympy.logic.boolalg import Boolean
 from torch import fx
 
 from sp.passes.fxtools import normal_dim, op_name, shape, tensor
-from sp.passes.index_algebra import IndexAlgebra, Opaque, Rule, Value, coordinate, is_condition, rename, substitute
-
-
-def _as_number(value: Value) -> sympy.Expr:
-    return sympy.Piecewise((1, value), (0, True)) if is_condition(value) else value
-
-
-def _as_boolean(value: Value) -> Boolean:
-    return value if is_condition(value) else cast(Boolean, sympy.Ne(value, 0))
+from sp.passes.index_algebra import (
+    IndexAlgebra,
+    Opaque,
+    Rule,
+    Value,
+    as_condition,
+    as_number,
+    branches,
+    coordinate,
+    exact,
+    first_true,
+    is_condition,
+    rename,
+    substitute,
+)
 
 
 def _arange(algebra: IndexAlgebra, node: fx.Node, _: tuple[object, ...]) -> Value:
     bounds = list(node.args)
     start = algebra.value(bounds[0]) if len(bounds) > 1 else sympy.Integer(0)
     step = algebra.value(bounds[2]) if len(bounds) > 2 else sympy.Integer(1)
-    return cast(Value, start + step * coordinate(0))
+    return cast(Value, as_number(start) + as_number(step) * coordinate(0))
 
 
 def _filled(position: int) -> Rule:
-    def rule(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
-        value = algebra.value(args[position])
-        return _as_boolean(value) if node.meta["val"].dtype == torch.bool else value
+    def rule(algebra: IndexAlgebra, _: fx.Node, args: tuple[object, ...]) -> Value:
+        return algebra.value(args[position])
 
     return rule
 
 
-def _ones(_: IndexAlgebra, node: fx.Node, __: tuple[object, ...]) -> Value:
-    return sympy.true if node.meta["val"].dtype == torch.bool else sympy.Integer(1)
-
-
-def _zeros(_: IndexAlgebra, node: fx.Node, __: tuple[object, ...]) -> Value:
-    return sympy.false if node.meta["val"].dtype == torch.bool else sympy.Integer(0)
+def _constant(number: int) -> Rule:
+    return lambda algebra, node, args: sympy.Integer(number)
 
 
 def _same(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
     """Copies and casts: `aten.to` and its kind."""
-    value, dtype = algebra.value(args[0]), node.meta["val"].dtype
-    if dtype == torch.bool:
-        return _as_boolean(value)
-    source = tensor(args[0])
-    if source is not None and source.dtype.is_floating_point and not dtype.is_floating_point:
+    source, dtype = tensor(args[0]), node.meta["val"].dtype
+    if source is not None and source.dtype.is_floating_point and not (dtype.is_floating_point or dtype == torch.bool):
         raise Opaque(node, "a cast from float to integer rounds")
-    return _as_number(value)
+    return algebra.value(args[0])
 
 
-def _arithmetic(combine: Callable[[sympy.Expr, sympy.Expr], object], scaled: bool = False) -> Rule:
+_MOST_CASES = 16
+
+
+def _case_by_case(
+    combine: Callable[..., Any], operands: Sequence[sympy.Expr], node: fx.Node
+) -> list[tuple[Any, Boolean]]:
+    """`combine` of values that may be Piecewise: the result of each pair of branches, the first true one counts."""
+    cases = list(itertools.product(*(branches(operand) for operand in operands)))
+    if len(cases) > _MOST_CASES:
+        raise Opaque(node, f"it distinguishes {len(cases)} cases")
+    return [(combine(*(amount for amount, _ in case)), sympy.And(*(when for _, when in case))) for case in cases]
+
+
+def _arithmetic(combine: Callable[..., object]) -> Rule:
+    """`combine(a, b)` or, where the op has a factor, `combine(a, b, alpha)`."""
+
     def rule(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
-        a, b = (_as_number(algebra.aligned(operand, node)) for operand in args[:2])
-        factor = _as_number(algebra.value(args[2])) if scaled else sympy.Integer(1)
-        return cast(Value, combine(a, b * factor))
+        operands = [as_number(algebra.aligned(operand, node)) for operand in args]
+        return cast(Value, sympy.Piecewise(*_case_by_case(combine, operands, node)))
 
     return rule
 
 
 def _comparison(relation: Callable[[sympy.Expr, sympy.Expr], object]) -> Rule:
     def rule(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
-        a, b = (_as_number(algebra.aligned(operand, node)) for operand in args[:2])
-        return cast(Value, relation(a, b))
+        a, b = (as_number(algebra.aligned(operand, node)) for operand in args[:2])
+        dtype = torch.result_type(*(_sample(operand) for operand in args[:2]))
+        if dtype != torch.bool:
+            exact(a, dtype, node)
+            exact(b, dtype, node)
+        return first_true(_case_by_case(relation, (a, b), node))
 
     return rule
+
+
+def _sample(operand: object) -> Any:
+    """What decides the dtype in which an op computes."""
+    if not isinstance(operand, fx.Node):
+        return operand
+    value = tensor(operand)
+    return 0 if value is None else value
 
 
 def _logic(combine: Callable[..., object]) -> Rule:
     def rule(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
         if node.meta["val"].dtype != torch.bool:
             raise Opaque(node, "bitwise arithmetic on integers")
-        operands = [algebra.aligned(operand, node) for operand in args if isinstance(operand, fx.Node)]
-        return cast(Value, combine(*(_as_boolean(operand) for operand in operands)))
+        return cast(Value, combine(*(as_condition(algebra.aligned(operand, node)) for operand in args)))
 
     return rule
 
 
 def _where(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
-    chosen = _as_boolean(algebra.aligned(args[0], node))
-    a, b = (_as_number(algebra.aligned(operand, node)) for operand in args[1:3])
-    return cast(Value, sympy.Piecewise((a, chosen), (b, True)))
+    chosen = as_condition(algebra.aligned(args[0], node))
+    a, b = (as_number(algebra.aligned(operand, node)) for operand in args[1:3])
+    pieces = [(amount, sympy.And(chosen, when)) for amount, when in branches(a)] + branches(b)
+    return cast(Value, sympy.Piecewise(*pieces))
 
 
 def _masked_fill(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
@@ -99,9 +124,8 @@ def _triangle(upper: bool) -> Rule:
         row, column = coordinate(ndim - 2), coordinate(ndim - 1)
         diagonal = algebra.value(args[1])
         kept = column >= row + diagonal if upper else column <= row + diagonal
-        if is_condition(value):
-            return cast(Value, sympy.And(value, kept))
-        return cast(Value, sympy.Piecewise((value, kept), (0, True)))
+        pieces = [(amount, sympy.And(when, kept)) for amount, when in branches(as_number(value))]
+        return cast(Value, sympy.Piecewise(*pieces, (0, True)))
 
     return rule
 
@@ -134,8 +158,8 @@ def _transpose(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -
 def _slice(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
     source = cast(fx.Node, args[0])
     dim = normal_dim(args[1], len(shape(source)))
-    start = algebra.value(args[2]) if args[2] is not None else sympy.Integer(0)
-    if not (isinstance(start, sympy.Integer) and start >= 0):
+    start = as_number(algebra.value(args[2])) if args[2] is not None else sympy.Integer(0)
+    if not start.is_nonnegative:
         raise Opaque(node, f"a slice that begins at {start}")
     place = sympy.Integer(0) if shape(node)[dim] == 1 else coordinate(dim)
     return substitute(algebra.value(source), {dim: cast(Value, start + algebra.value(args[4]) * place)})
@@ -146,8 +170,10 @@ def _select(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> V
     ndim = len(shape(source))
     dim = normal_dim(args[1], ndim)
     chosen = algebra.value(args[2])
-    if isinstance(chosen, sympy.Integer) and chosen < 0:
-        chosen = shape(source)[dim] + chosen
+    if as_number(chosen).is_negative:
+        chosen = shape(source)[dim] + as_number(chosen)
+    if not as_number(chosen).is_nonnegative:
+        raise Opaque(node, f"it selects {chosen}, which may count from the back")
     moved: dict[int, Value | int] = {later: coordinate(later - 1) for later in range(dim + 1, ndim)}
     return substitute(algebra.value(source), {**moved, dim: chosen})
 
@@ -158,7 +184,11 @@ def _gather(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> V
     indices = cast(list[fx.Node | None], args[1])
     if None in indices or len(indices) != len(shape(source)):
         raise Opaque(node, "an index that leaves dims out")
-    return substitute(algebra.value(source), {dim: algebra.aligned(i, node) for dim, i in enumerate(indices)})
+    places = {dim: algebra.aligned(index, node) for dim, index in enumerate(indices)}
+    wrong = [place for place in places.values() if is_condition(place) or not place.is_nonnegative]
+    if wrong:
+        raise Opaque(node, f"an index of {wrong[0]}, which selects by truth or counts from the back")
+    return substitute(algebra.value(source), places)
 
 
 def _diff(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
@@ -167,18 +197,20 @@ def _diff(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Val
     dim = normal_dim(dim, len(shape(node)))
     if order != 1 or after is not None:
         raise Opaque(node, "diff of higher order, or with values appended")
-    value, here = _as_number(algebra.value(source)), coordinate(dim)
+    value, here = as_number(algebra.value(source)), coordinate(dim)
+    if isinstance(value, sympy.Piecewise):
+        raise Opaque(node, f"diff of {value}")
     if before is None:
         return cast(Value, sympy.expand(value.subs(here, here + 1) - value))
     inner = sympy.expand(value - value.subs(here, here - 1))
-    first = sympy.expand(value.subs(here, 0) - _as_number(algebra.aligned(before, node)))
-    if inner != first or inner.has(here):
+    first = sympy.expand(value.subs(here, 0) - as_number(algebra.aligned(before, node)))
+    if inner != first or inner.has(here) or shape(cast(fx.Node, before))[dim] != 1:
         raise Opaque(node, f"diff is {first} at the start and {inner} after it")
     return cast(Value, inner)
 
 
 def _cumsum(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
-    value = _as_number(algebra.value(args[0]))
+    value = as_number(algebra.value(args[0]))
     here = coordinate(normal_dim(args[1], len(shape(node))))
     if value.has(here):
         raise Opaque(node, f"the running sum of {value}")
@@ -187,12 +219,8 @@ def _cumsum(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> V
 
 INDEX_RULES: Mapping[str, Rule] = {
     "arange": _arange,
-    "ones": _ones,
-    "new_ones": _ones,
-    "ones_like": _ones,
-    "zeros": _zeros,
-    "new_zeros": _zeros,
-    "zeros_like": _zeros,
+    **dict.fromkeys(("ones", "new_ones", "ones_like"), _constant(1)),
+    **dict.fromkeys(("zeros", "new_zeros", "zeros_like"), _constant(0)),
     "full": _filled(1),
     "full_like": _filled(1),
     "new_full": _filled(2),
@@ -205,10 +233,12 @@ INDEX_RULES: Mapping[str, Rule] = {
     "index": _gather,
     "diff": _diff,
     "cumsum": _cumsum,
-    "add": _arithmetic(lambda a, b: a + b, scaled=True),
-    "sub": _arithmetic(lambda a, b: a - b, scaled=True),
-    "rsub": _arithmetic(lambda a, b: b - a),
+    "add": _arithmetic(lambda a, b, factor: a + b * factor),
+    "sub": _arithmetic(lambda a, b, factor: a - b * factor),
+    "rsub": _arithmetic(lambda a, b, factor: b - a * factor),
     "mul": _arithmetic(lambda a, b: a * b),
+    "neg": _arithmetic(lambda a: -a),
+    "abs": _arithmetic(sympy.Abs),
     "le": _comparison(sympy.Le),
     "lt": _comparison(sympy.Lt),
     "ge": _comparison(sympy.Ge),

@@ -1,9 +1,11 @@
 """Proof that a mask operand is a band of positions: the index algebra's value, read as bounds on `j - i`.
 
-c3 <= c2                                   → causal
-(c3 <= c2) & (c3 > c2 - 128)               → window(127, 0)
-true                                       → full
-Piecewise((0, c3 <= c2), (-oo, true))      → causal            additive masks
+    c3 <= c2                                   → causal
+    (c3 <= c2) & (c3 > c2 - 128)               → window(127, 0)
+    true                                       → full
+    Piecewise((0, c3 <= c2), (-oo, true))      → causal            additive masks
+
+What holds for every length is proven; everything else is `Unproven`, with the node to blame.
 """
 
 from __future__ import annotations
@@ -11,15 +13,25 @@ from __future__ import annotations
 from typing import cast
 
 import sympy
-from sympy.logic.boolalg import Boolean, BooleanTrue
+from sympy.logic.boolalg import Boolean
 from torch import fx
 
+from sp.errors import Refusal
 from sp.mask import CAUSAL, FULL, Band
 from sp.passes.fxtools import refusal, shape
-from sp.passes.index_algebra import IndexAlgebra, Opaque, Value, coordinate, is_condition
+from sp.passes.index_algebra import (
+    HIDDEN_BELOW,
+    IndexAlgebra,
+    Opaque,
+    Value,
+    as_number,
+    branches,
+    coordinate,
+    first_true,
+    is_condition,
+)
 
-# Every finite value that models add to hide a position (finfo.min of the 16-bit formats and wider) is below this.
-_HIDDEN_BELOW = -60000
+_Comparison = sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt | sympy.Eq
 
 
 class Unproven(Exception):
@@ -41,41 +53,35 @@ def prove_mask(mask: fx.Node | None, is_causal: bool, algebra: IndexAlgebra) -> 
     except Opaque as opaque:
         raise Unproven(opaque.node, opaque.why) from opaque
     ndim = len(shape(mask))
-    visible = _visible(value, mask)
-    return band & _band(visible, coordinate(ndim - 2), coordinate(ndim - 1), mask)
+    band &= _band(_visible(value, mask), coordinate(ndim - 2), coordinate(ndim - 1), mask)
+    if _hides_softly(value) and (_negative(band.left) or _negative(band.right)):
+        raise Unproven(mask, "some row sees nothing, and a finite number added to all its scores hides none of them")
+    return band
 
 
 def _visible(value: Value, mask: fx.Node) -> Boolean:
     """Where the mask lets the query see: a boolean as it is, an additive mask where it is 0 rather than hidden."""
     if is_condition(value):
         return value
-    if value == 0:
-        return sympy.true
-    if not isinstance(value, sympy.Piecewise):
-        raise Unproven(mask, f"an additive mask of value {value}")
-    seen: list[Boolean] = []
-    for amount, condition in value.args:
-        if amount == 0:
-            seen.append(cast(Boolean, condition))
-        elif not (amount.is_number and amount < _HIDDEN_BELOW):
+    cases = branches(as_number(value))
+    for amount, _ in cases:
+        if amount != 0 and not (amount.is_number and amount < HIDDEN_BELOW):
             raise Unproven(mask, f"an additive mask that adds {amount}")
-    return _first_match(value, seen)
+    return first_true((sympy.true if amount == 0 else sympy.false, condition) for amount, condition in cases)
 
 
-def _first_match(value: sympy.Piecewise, seen: list[Boolean]) -> Boolean:
-    """A Piecewise takes its first true branch, so a later zero branch counts only where no earlier one holds."""
-    visible: Boolean = sympy.false
-    earlier: Boolean = sympy.false
-    for amount, condition in value.args:
-        if amount == 0:
-            visible = cast(Boolean, sympy.Or(visible, sympy.And(condition, sympy.Not(earlier))))
-        earlier = cast(Boolean, sympy.Or(earlier, condition))
-    return cast(Boolean, sympy.simplify_logic(visible)) if seen else sympy.false
+def _hides_softly(value: Value) -> bool:
+    """Whether a hidden score is a large negative number instead of none at all."""
+    return not is_condition(value) and any(amount not in (0, -sympy.oo) for amount, _ in branches(as_number(value)))
+
+
+def _negative(side: int | None) -> bool:
+    return side is not None and side < 0
 
 
 def _band(visible: Boolean, query: sympy.Symbol, key: sympy.Symbol, mask: fx.Node) -> Band:
-    if isinstance(visible, BooleanTrue):
-        return FULL
+    if visible.has(sympy.Or):
+        visible = cast(Boolean, sympy.simplify_logic(visible, form="cnf", deep=False))
     band = FULL
     for term in sympy.And.make_args(visible):
         band &= _bound(term, query, key, mask)
@@ -84,28 +90,54 @@ def _band(visible: Boolean, query: sympy.Symbol, key: sympy.Symbol, mask: fx.Nod
 
 def _bound(term: sympy.Basic, query: sympy.Symbol, key: sympy.Symbol, mask: fx.Node) -> Band:
     """One comparison as bound: `a*(key - query) + b  <=  0` with integers a and b."""
-    if not isinstance(term, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt, sympy.Eq)):
+    if term is sympy.true:
+        return FULL
+    if not isinstance(term, _Comparison):
         raise Unproven(mask, f"the condition {term} is not a bound on key - query")
-    difference = sympy.expand(term.lhs - term.rhs)
-    slope, rest = difference.coeff(key), sympy.expand(difference - difference.coeff(key) * (key - query))
-    if not (isinstance(slope, sympy.Integer) and abs(slope) == 1 and isinstance(rest, sympy.Integer)):
-        raise Unproven(mask, f"the condition {term} is not a bound on key - query")
-    return _as_band(type(term), int(slope), int(rest))
+    difference = cast(sympy.Expr, sympy.expand(cast(sympy.Expr, term.lhs) - cast(sympy.Expr, term.rhs)))
+    band = FULL
+    for side in _without_abs(difference, term):
+        slope = side.coeff(key)
+        rest = sympy.expand(side - slope * (key - query))
+        if not (isinstance(slope, sympy.Integer) and abs(slope) == 1 and isinstance(rest, sympy.Integer)):
+            raise Unproven(mask, f"the condition {term} is not a bound on key - query")
+        band &= _as_band(type(term), int(slope), int(rest))
+    return band
 
 
-def _as_band(relation: type[sympy.Basic], slope: int, rest: int) -> Band:
+def _without_abs(difference: sympy.Expr, term: _Comparison) -> list[sympy.Expr]:
+    """`|d| + b <= 0` is `d + b <= 0` and `-d + b <= 0`; the other way round it would be an or."""
+    found = list(difference.atoms(sympy.Abs))
+    if len(found) != 1:
+        return [difference]
+    factor = cast(sympy.Expr, difference.coeff(found[0]))
+    upper = factor if isinstance(term, (sympy.Le, sympy.Lt)) else -factor
+    if upper != 1 or isinstance(term, sympy.Eq):
+        return [difference]  # which is no bound
+    inner = found[0].args[0]
+    return [cast(sympy.Expr, sympy.expand(difference.subs(found[0], side))) for side in (inner, -inner)]
+
+
+def _as_band(relation: type[_Comparison], slope: int, rest: int) -> Band:
     """`slope * (j - i) + rest  ⋚  0`, slope ±1."""
     if relation is sympy.Eq:
         return Band(left=slope * rest, right=-slope * rest)
-    flipped = {sympy.Le: sympy.Ge, sympy.Ge: sympy.Le, sympy.Lt: sympy.Gt, sympy.Gt: sympy.Lt}
     if slope < 0:
-        relation, rest = flipped[relation], -rest
+        relation, rest = _FLIPPED[relation], -rest
     if relation in (sympy.Le, sympy.Lt):  # j - i <= -rest
         return Band(right=-rest - (relation is sympy.Lt))
     return Band(left=rest - (relation is sympy.Gt))  # j - i >= -rest
 
 
-def explain(unproven: Unproven, attention: fx.Node):
+_FLIPPED: dict[type[_Comparison], type[_Comparison]] = {
+    sympy.Le: sympy.Ge,
+    sympy.Ge: sympy.Le,
+    sympy.Lt: sympy.Gt,
+    sympy.Gt: sympy.Lt,
+}
+
+
+def explain(unproven: Unproven, attention: fx.Node) -> Refusal:
     """The refusal for an attention whose mask could not be proven."""
     return refusal(
         attention,

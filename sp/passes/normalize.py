@@ -1,11 +1,13 @@
 """Normalize: erase what capture leaves behind and no later pass should have to know.
 
-_assert_tensor_metadata(x, …)             →  (erased: it would keep dead masks alive)
-slice(x, 0, 0, 9223372036854775807)       →  x
-dropout(x, 0.0, True)                     →  x
-sym_size(hidden, 1)                       →  sym_size(input_ids, 1), at the top
-to(x, torch.float32)      x is float32    →  x
-unflatten(x, 2, [4, -1])                  →  view(x, [B, S, 4, 16])
+    _assert_tensor_metadata(x, …)             →  (erased: it would keep dead masks alive)
+    slice(x, 0, 0, 9223372036854775807)       →  x
+    dropout(x, 0.0, True)                     →  x
+    sym_size(hidden, 1)                       →  sym_size(input_ids, 1), at the top
+    to(x, torch.float32)      x is float32    →  x
+    unflatten(x, 2, [4, -1])                  →  view(x, [B, S, 4, 16])
+
+What changes a value in place is refused here: from now on a node's value is what its own line says.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Normalize:
 
 
 def _refuse_in_place(program: Program) -> None:
-    """Every later pass reads a node's value off the node alone, and `mask[:, 0] = 1` changes it from elsewhere."""
+    """`mask[:, 0] = 1` would change what the index algebra has read off the line that made `mask`."""
     schemas = [(node, getattr(node.target, "_schema", None)) for node in program.graph.nodes]
     mutable = [node for node, schema in schemas if schema is not None and schema.is_mutable]
     if mutable:
@@ -93,10 +95,16 @@ def _idle_cast(node: fx.Node) -> bool:
     return (source.dtype, source.device) == (result.dtype, result.device)
 
 
+def _of_constant(node: fx.Node) -> bool:
+    """`torch.tensor(0.0)` inside a forward detaches its fresh copy in place, for nothing."""
+    return op_name(cast(fx.Node, node.args[0])) == "aten.lift_fresh_copy"
+
+
 ERASED = frozenset({"aten._assert_tensor_metadata"})
 
 IDENTITIES: Mapping[str, Callable[[fx.Node], bool]] = {
     "aten.slice": _whole_slice,
     **dict.fromkeys((f"aten.{kind}dropout" for kind in ("", "alpha_", "feature_", "feature_alpha_")), _idle_dropout),
     "aten.to": _idle_cast,
+    "aten.detach_": _of_constant,
 }

@@ -24,6 +24,9 @@ from sp.passes.rule_table import find_rule, passes_through
 from sp.passes.rules import Case, Refused, Ruling
 from sp.program import Partial, Placement, Program, Replicated, Sharded
 
+# Ops that read only the dtype and device of their operand.
+_FRESH = frozenset({"aten.new_ones", "aten.new_zeros", "aten.new_full"})
+
 
 @dataclass
 class Placements:
@@ -128,6 +131,10 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
         return
     if sum(size.has(program.sequence.symbol) for size in shape(node)) > 1:
         raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
+    if op_name(node) in _FRESH:
+        found.natural[node] = Replicated()
+        _fresh(node, program, found)
+        return
     for reached in (found.trains, found.differentiable):
         if any(operand in reached for operand in node.all_input_nodes):
             reached.add(node)

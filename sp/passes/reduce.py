@@ -20,12 +20,12 @@ import torch
 from torch import fx
 
 from sp.errors import Refusal, UnsupportedModelError
+from sp.passes.compute_rules import reduced_dims
 from sp.passes.fxtools import op_name, positional, product, refusal, shape
-from sp.passes.shape_rules import reduced_dims
 from sp.passes.sizes import Sizes
 from sp.program import Program
 
-_MEAN, _SUM = 1, 2
+_NONE, _MEAN, _SUM = 0, 1, 2
 aten = torch.ops.aten
 
 
@@ -74,29 +74,65 @@ def averages_sequence(node: fx.Node, program: Program) -> bool:
 def _mean(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node:
     source = cast(fx.Node, node.args[0])
     dims, keep = reduced_dims(node, len(shape(source)))
-    total = graph.call_function(aten.sum.dim_IntList, (source, dims, keep), {"dtype": node.kwargs.get("dtype")})
+    wide = _wide(node.meta["val"].dtype)
+    total = graph.call_function(aten.sum.dim_IntList, (source, dims, keep), {"dtype": wide})
     count = sizes.node(product([shape(source)[dim] for dim in dims]))
     divided = graph.call_function(aten.div.Tensor, (total, count))
-    for new in (total, divided):
-        new.meta = dict(node.meta)
-    return divided
+    _describe(node, wide, total, divided)
+    return _cast(divided, node, graph)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What holds a sum: 16 bits overflow (float16) or round what a mean would not."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _describe(node: fx.Node, dtype: torch.dtype, *made: fx.Node) -> None:
+    """Nodes made for `node` have its shape and its source line."""
+    for new in made:
+        new.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
+
+
+def _cast(made: fx.Node, node: fx.Node, graph: fx.Graph) -> fx.Node:
+    """`made` in the dtype of the `node` that it replaces."""
+    dtype = node.meta["val"].dtype
+    if made.meta["val"].dtype == dtype:
+        return made
+    cast_back = graph.call_function(aten.to.dtype, (made, dtype))
+    cast_back.meta = dict(node.meta)
+    return cast_back
 
 
 def _cross_entropy(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node | Refusal:
-    scores, target, weight, _, ignored, smoothing = positional(node)
+    _, target, weight, _, ignored, _ = positional(node)
     if weight is not None:
         return refusal(node, "its mean is weighted by class", "use reduction='sum' and divide by the weights yourself")
-    target = cast(fx.Node, target)
-    total = graph.call_function(aten.cross_entropy_loss.default, (scores, target, None, _SUM, ignored, smoothing))
-    counts = graph.call_function(aten.ne.Scalar, (target, ignored))
+    target, fake = cast(fx.Node, target), cast(fx.Node, target).meta["val"]
+    if fake.is_floating_point():
+        return refusal(node, "its targets are probabilities of classes", "use class indices, or reduction='sum'")
+    counts = graph.call_function(aten.ne.Scalar, (target, cast(int, ignored)))
     count = graph.call_function(aten.sum.default, (counts,))
+    counts.meta = {**node.meta, "val": fake.new_empty(fake.shape, dtype=torch.bool)}
+    count.meta = {**node.meta, "val": fake.new_empty((), dtype=torch.int64)}
+    total = _summed_loss(node, graph)
     mean = graph.call_function(aten.div.Tensor, (total, count))
-    fake = target.meta["val"]
-    for new in (total, counts, count, mean):
-        new.meta = dict(node.meta)
-    counts.meta["val"] = fake.new_empty(fake.shape, dtype=torch.bool)
-    count.meta["val"] = fake.new_empty((), dtype=torch.int64)
-    return mean
+    _describe(node, total.meta["val"].dtype, mean)
+    return _cast(mean, node, graph)
+
+
+def _summed_loss(node: fx.Node, graph: fx.Graph) -> fx.Node:
+    """The loss of all tokens; in 16 bits, that of each token, summed in 32."""
+    scores, target, weight, _, *rest = cast("list[fx.node.Argument]", list(positional(node)))
+    dtype = node.meta["val"].dtype
+    reduction = _SUM if _wide(dtype) == dtype else _NONE
+    loss = graph.call_function(aten.cross_entropy_loss.default, (scores, target, weight, reduction, *rest))
+    _describe(node, dtype, loss)
+    if reduction == _SUM:
+        return loss
+    loss.meta["val"] = node.meta["val"].new_empty(cast(fx.Node, target).meta["val"].shape)
+    total = graph.call_function(aten.sum.default, (loss,), {"dtype": _wide(dtype)})
+    _describe(node, _wide(dtype), total)
+    return total
 
 
 REWRITES: Mapping[str, Callable[[fx.Node, fx.Graph, Sizes], fx.Node | Refusal]] = {

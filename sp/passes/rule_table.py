@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from sp.passes import compute_rules as computes
 from sp.passes import shape_rules as shapes
 from sp.passes.fxtools import op_name
 from sp.passes.rules import Refused, Rule, by_pattern, pointwise
@@ -15,17 +16,17 @@ from sp.passes.rules import Refused, Rule, by_pattern, pointwise
 # Names are those of torch.ops.aten, without overload.
 PATTERNS: Mapping[str, str] = {
     "linear": "... k!, n k!, n -> ... n",
-    "matmul": "... m k!, ... k! n -> ... m n",
     "mm": "m k!, k! n -> m n",
     "bmm": "b m k!, b k! n -> b m n",
     "addmm": "n, m k!, k! n -> m n",
 }
 
 SHAPES: Mapping[str, Rule] = {
-    "embedding": shapes.embedding,
+    "embedding": computes.embedding,
+    "matmul": computes.matmul,
     **dict.fromkeys(("view", "reshape", "_unsafe_view"), shapes.reshape),
     "flatten": shapes.merging,
-    **dict.fromkeys(("transpose", "t"), shapes.transpose),
+    **dict.fromkeys(("transpose", "t", "mT"), shapes.transpose),
     "permute": shapes.permute,
     "unsqueeze": shapes.unsqueeze,
     "squeeze": shapes.squeeze,
@@ -36,11 +37,11 @@ SHAPES: Mapping[str, Rule] = {
     "cat": shapes.join,
     "stack": shapes.stack,
     "pad": shapes.pad,
-    **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"), shapes.along(1)),
-    **dict.fromkeys(("layer_norm", "rms_norm"), shapes.normalized),
-    "sum": shapes.total_sum,
-    "mean": shapes.mean,
-    "cross_entropy_loss": shapes.cross_entropy,
+    **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"), computes.along(1)),
+    **dict.fromkeys(("layer_norm", "rms_norm"), computes.normalized),
+    "sum": computes.total_sum,
+    "mean": computes.mean,
+    "cross_entropy_loss": computes.cross_entropy,
 }
 
 # Copies and casts that torch does not tag as pointwise.

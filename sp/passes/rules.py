@@ -52,6 +52,11 @@ class Ruling:
 Rule = Callable[[Case], Ruling]
 
 
+def unary(case: Case, output: Placement, arguments: Mapping[int, object] | None = None) -> Ruling:
+    """The ruling for an op of one tensor."""
+    return Ruling(output, {case.anchor: case.placement}, arguments or {})
+
+
 @dataclass(frozen=True)
 class Pattern:
     """A parsed rule string.  Each term is a tuple of letters; `...` may stand first."""

@@ -1,8 +1,9 @@
-"""Placement rules for ops whose dims depend on their arguments: views, permutations, slices, joins, reductions.
+"""Placement rules for ops that only move elements: views, permutations, slices, joins, pads.
 
-view(x: sharded(dim 1), [B*S, D])       →  sharded(dim 0, outer=B)      local call: [-1, D]
-slice(x: sharded(dim 1), 1, 0, S-1)     →  sharded(dim 1, [0:S-1])      becomes sp.narrow
-sum(x: sharded(dim 1), [1])             →  partial(sum)
+    view(x: sharded(dim 1), [B*S, D])       →  sharded(dim 0, outer=B)      local call: [-1, D]
+    slice(x: sharded(dim 1), 1, 0, S-1)     →  sharded(dim 1, [0:S-1])      becomes sp.narrow
+
+Each raises Refused where the sequence cannot be followed.
 """
 
 from __future__ import annotations
@@ -16,25 +17,23 @@ import torch
 from torch import fx
 
 from sp.passes.fxtools import exact_quotient, expression, normal_dim, op_name, positional, product, shape
-from sp.passes.rules import Case, Refused, Rule, Ruling, operand_need
-from sp.program import Partial, Placement, Replicated, Sharded
-
-
-def _unary(case: Case, output: Placement, arguments: dict[int, object] | None = None) -> Ruling:
-    return Ruling(output, {case.anchor: case.placement}, arguments or {})
+from sp.passes.rules import Case, Refused, Ruling, operand_need, unary
+from sp.program import Sharded
 
 
 def reshape(case: Case) -> Ruling:
     """view, reshape.  The sizes as the model wrote them, but for -1 in the one dim whose size differs on a rank."""
     placement, new = _reshaped(case), shape(case.node)
     written = cast(list[object], positional(case.node)[1])
+    if not isinstance(written, (list, tuple)):
+        raise Refused("it reads the same bytes as another dtype", "convert with .to(dtype)")
     sizes = [-1 if dim == placement.dim else (new[dim] if size == -1 else size) for dim, size in enumerate(written)]
-    return _unary(case, placement, {1: sizes})
+    return unary(case, placement, {1: sizes})
 
 
 def merging(case: Case) -> Ruling:
     """flatten: a reshape whose own arguments are right on a rank too."""
-    return _unary(case, _reshaped(case))
+    return unary(case, _reshaped(case))
 
 
 def _reshaped(case: Case) -> Sharded:
@@ -59,21 +58,22 @@ def moved_by_reshape(placement: Sharded, old: Sequence[sympy.Expr], new: Sequenc
 
 
 def transpose(case: Case) -> Ruling:
+    """transpose; t and mT change the last two dims, if there are two."""
     ndim = len(shape(case.anchor))
     _, *dims = positional(case.node)
-    a, b = (normal_dim(dim, ndim) for dim in dims) if dims else (0, ndim - 1)
+    a, b = (normal_dim(dim, ndim) for dim in dims or ((-2, -1) if ndim > 1 else (0, 0)))
     moved = {a: b, b: a}.get(case.placement.dim, case.placement.dim)
-    return _unary(case, replace(case.placement, dim=moved))
+    return unary(case, replace(case.placement, dim=moved))
 
 
 def permute(case: Case) -> Ruling:
     order = [normal_dim(dim, len(shape(case.anchor))) for dim in cast(list[int], case.node.args[1])]
-    return _unary(case, replace(case.placement, dim=order.index(case.placement.dim)))
+    return unary(case, replace(case.placement, dim=order.index(case.placement.dim)))
 
 
 def unsqueeze(case: Case) -> Ruling:
     at = normal_dim(case.node.args[1], len(shape(case.node)))
-    return _unary(case, replace(case.placement, dim=case.placement.dim + (at <= case.placement.dim)))
+    return unary(case, replace(case.placement, dim=case.placement.dim + (at <= case.placement.dim)))
 
 
 def squeeze(case: Case) -> Ruling:
@@ -83,7 +83,7 @@ def squeeze(case: Case) -> Ruling:
     dropped = [dim for dim in gone if old[dim] == 1]
     if case.placement.dim in gone or gone != dropped:
         raise Refused("it squeezes a dim that is not surely of size 1 on every rank", "squeeze named dims of size 1")
-    return _unary(case, replace(case.placement, dim=case.placement.dim - sum(dim < case.placement.dim for dim in gone)))
+    return unary(case, replace(case.placement, dim=case.placement.dim - sum(dim < case.placement.dim for dim in gone)))
 
 
 def _squeezed(node: fx.Node, ndim: int) -> list[int]:
@@ -96,25 +96,30 @@ def _squeezed(node: fx.Node, ndim: int) -> list[int]:
 def expand(case: Case) -> Ruling:
     dim = case.placement.dim + len(shape(case.node)) - len(shape(case.anchor))
     sizes = [-1 if at == dim else size for at, size in enumerate(cast(list[object], positional(case.node)[1]))]
-    return _unary(case, replace(case.placement, dim=dim), {1: sizes})
+    return unary(case, replace(case.placement, dim=dim), {1: sizes})
 
 
 def cut(case: Case) -> Ruling:
     """slice: elsewhere as it is; along the sequence the result covers fewer positions."""
     _, dim, start, end, step = positional(case.node)
     if normal_dim(dim, len(shape(case.anchor))) != case.placement.dim:
-        return _unary(case, case.placement)
+        return unary(case, case.placement)
     if case.placement.outer != 1 or shape(case.anchor)[case.placement.dim] != case.placement.length or step != 1:
         raise Refused("it slices the sequence with a step, or merged with other dims", "slice before merging dims")
-    begin = _position(start, case.placement.length)
     length = shape(case.node)[case.placement.dim]
-    return _unary(case, replace(case.placement, start=case.placement.start + begin, length=length))
+    begin = case.placement.length - length if _is_open(end) else _position(start, case.placement.length)
+    return unary(case, replace(case.placement, start=case.placement.start + begin, length=length))
+
+
+def _is_open(end: object) -> bool:
+    return end is None or end == torch.iinfo(torch.int64).max
 
 
 def _position(start: object, length: sympy.Expr) -> sympy.Expr:
-    if start is None:
-        return sympy.Integer(0)
-    value = expression(start.meta["val"]) if isinstance(start, fx.Node) else expression(start)
+    """Where a slice with an end begins: counted from the back if negative, which must be known."""
+    value = expression(start.meta["val"] if isinstance(start, fx.Node) else start or 0)
+    if not (value.is_negative or value.is_nonnegative):
+        raise Refused(f"its start {value} counts from the front or from the back, depending on the length", "use one")
     return length + value if value.is_negative else value
 
 
@@ -126,15 +131,15 @@ def split(case: Case) -> Ruling:
     if dim == case.placement.dim:
         raise Refused(f"it splits dim {dim}, where the sequence lives", "split another dim, or slice the sequence")
     if op_name(case.node) != "aten.unbind":
-        return _unary(case, case.placement)
-    return _unary(case, replace(case.placement, dim=case.placement.dim - (dim < case.placement.dim)))
+        return unary(case, case.placement)
+    return unary(case, replace(case.placement, dim=case.placement.dim - (dim < case.placement.dim)))
 
 
 def select(case: Case) -> Ruling:
     dim = normal_dim(case.node.args[1], len(shape(case.anchor)))
     if dim == case.placement.dim:
         raise Refused("it selects one position of the sequence", "select outside of the model, on its gathered output")
-    return _unary(case, replace(case.placement, dim=case.placement.dim - (dim < case.placement.dim)))
+    return unary(case, replace(case.placement, dim=case.placement.dim - (dim < case.placement.dim)))
 
 
 def join(case: Case) -> Ruling:
@@ -158,68 +163,4 @@ def pad(case: Case) -> Ruling:
     mine = amounts[2 * from_right : 2 * from_right + 2]
     if any(amount != 0 for amount in mine):
         raise Refused("it pads the sequence", "pad the inputs instead: ids and labels are padded exactly")
-    return _unary(case, case.placement)
-
-
-def along(position: int) -> Rule:
-    """Ops that need the dims in argument `position` whole and keep the shape: softmax, cumsum, flip."""
-
-    def rule(case: Case) -> Ruling:
-        argument = positional(case.node)[position]
-        ndim = len(shape(case.anchor))
-        dims = argument if isinstance(argument, (list, tuple)) else [argument]
-        if case.placement.dim in [normal_dim(dim, ndim) for dim in dims]:
-            raise Refused(f"it needs dim {case.placement.dim} whole, and the sequence lives there", "use another dim")
-        return _unary(case, case.placement)
-
-    return rule
-
-
-def normalized(case: Case) -> Ruling:
-    """layer_norm, rms_norm: the trailing dims of `normalized_shape` stay whole, weights are shared."""
-    count = len(cast(list[int], case.node.args[1]))
-    ndim = len(shape(case.operands[0]))
-    if case.anchor is not case.operands[0] or case.placement.dim >= ndim - count:
-        raise Refused("it normalizes over the dim where the sequence lives", "normalize over the features")
-    needs: dict[fx.Node, Placement] = dict.fromkeys(case.operands, Replicated())
-    return Ruling(case.placement, {**needs, case.anchor: case.placement})
-
-
-def total_sum(case: Case) -> Ruling:
-    """sum over dims: partial where they hold the sequence, otherwise as it is."""
-    ndim = len(shape(case.anchor))
-    dims, keep = reduced_dims(case.node, ndim)
-    if case.placement.dim in dims:
-        return _unary(case, Partial())
-    kept = case.placement.dim if keep else case.placement.dim - sum(dim < case.placement.dim for dim in dims)
-    return _unary(case, replace(case.placement, dim=kept))
-
-
-def reduced_dims(node: fx.Node, ndim: int) -> tuple[list[int], bool]:
-    """The dims that a reduction sums over (none named: all), and whether it keeps them as size 1."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    named = dict(zip([argument.name for argument in node.target._schema.arguments], positional(node), strict=True))
-    dims = cast("list[int] | None", named.get("dim"))
-    return [normal_dim(dim, ndim) for dim in dims] if dims else list(range(ndim)), bool(named.get("keepdim", False))
-
-
-def mean(case: Case) -> Ruling:
-    ruling = total_sum(case)
-    if isinstance(ruling.output, Partial):
-        raise Refused("it averages over the sequence", "use sum and divide by the length")
-    return ruling
-
-
-def cross_entropy(case: Case) -> Ruling:
-    """(N, C) scores against N targets, summed: `reduce` has turned the mean into sum / count."""
-    scores, target, weight, reduction, *_ = positional(case.node)
-    scores, target = cast(fx.Node, scores), cast(fx.Node, target)
-    if len(shape(scores)) != 2 or len(shape(target)) != 1:
-        raise Refused("its scores are not (tokens, classes) with one class index per token", "flatten them")
-    if case.anchor is scores and case.placement.dim != 0:
-        raise Refused("the sequence lives in its class dim", "put the classes last")
-    rows = replace(case.placement, dim=0)
-    needs: dict[fx.Node, Placement] = {scores: rows, target: operand_need(case, target, 0)}
-    if isinstance(weight, fx.Node):
-        needs[weight] = Replicated()
-    return Ruling(rows if reduction == 0 else Partial(), needs)
+    return unary(case, case.placement)

@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+from torch.distributed.distributed_c10d import _resolve_process_group
 
 from sp.errors import StrategyError
+
+if TYPE_CHECKING:  # a NewType of str that older versions of torch lack
+    from torch.distributed.distributed_c10d import GroupName
+
+_SEAT = " as rank "
 
 
 @dataclass(frozen=True)
@@ -29,20 +35,36 @@ class World:
 
 
 def find_world(group_name: str) -> World:
-    """The world of a process group's name; the empty name is a world of one.
+    """The world of a process group's name, or of its `seat_name`; the empty name is a world of one.
 
     StrategyError: no group of that name is alive, as after `destroy_process_group`."""
     if not group_name:
         return World(0, 1)
+    name, _, seat = group_name.partition(_SEAT)
     try:
-        group = _resolve_process_group(GroupName(group_name))
+        group = _resolve_process_group(cast("GroupName", name))
     except (RuntimeError, ValueError, LookupError) as error:
         raise StrategyError(
-            f"the process group {group_name!r} does not exist in this process",
+            f"the process group {name!r} does not exist in this process",
             needed="the group that the model was parallelized over, alive",
             remedy="call it before destroy_process_group, or parallelize the model again over a new group",
         ) from error
-    return World(group.rank(), group.size(), group)
+    world = World(group.rank(), group.size(), group)
+    assert seat in ("", _seat(world)), f"made for rank {seat}, and this is rank {_seat(world)}"
+    return world
+
+
+def seat_name(group_name: str) -> str:
+    """The group's name with this rank's place in it, `0 as rank 1 of 4`: what a graph that is to be compiled calls it.
+
+    torch finds compiled code in its caches on disk by the text of the graph, and the code holds the sizes of one rank.
+    Without the place in the text, rank 1 would run what rank 0 has compiled, or what a world of another size has."""
+    world = find_world(group_name)
+    return group_name if world.group is None or _SEAT in group_name else f"{group_name}{_SEAT}{_seat(world)}"
+
+
+def _seat(world: World) -> str:
+    return f"{world.rank} of {world.size}"
 
 
 @dataclass(frozen=True)

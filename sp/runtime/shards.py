@@ -17,7 +17,7 @@ from torch import Tensor
 from sp.errors import InputError
 from sp.layout import Layout
 from sp.runtime import ops
-from sp.runtime.comm import World, all_gather, find_world
+from sp.runtime.comm import World, all_gather, find_world, seat_name
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class BoundLayout:
         dim = _checked_dim(x, dim)
         length = x.size(dim)
         self._check_length(length)
-        return ops.shard(x, dim, 1, 0, length, length, self.name, self.group)
+        return ops.shard(x, dim, 1, 0, length, length, self.name, _seat_name(self.group))
 
     def unshard(self, x: Tensor, dim: int, length: int | None = None) -> Tensor:
         """The whole of which each rank passes its part.  Called by all ranks of the group together.
@@ -70,7 +70,7 @@ class BoundLayout:
             length = self._global_length(x, dim)
         else:
             self._check_part(x, dim, length)
-        return ops.unshard(x, dim, 1, 0, length, length, self.name, self.group)
+        return ops.unshard(x, dim, 1, 0, length, length, self.name, _seat_name(self.group))
 
     def _rank(self, rank: int | None) -> int:
         if rank is None:
@@ -118,12 +118,15 @@ def _rank_and_size(group: str) -> tuple[int, int]:
     return world.rank, world.size
 
 
+@torch.compiler.assume_constant_result
+def _seat_name(group: str) -> str:
+    return seat_name(group)
+
+
 def _checked_dim(x: Tensor, dim: int) -> int:
     """`dim`, counted from the front."""
     if not -x.dim() <= dim < x.dim():
-        raise InputError(
-            f"there is no dim {dim} in a tensor of shape {list(x.shape)}", needed="the dim of the sequence"
-        )
+        raise InputError(f"a tensor of shape {list(x.shape)} has no dim {dim}", needed="the dim of the sequence")
     return dim % x.dim()
 
 

@@ -26,21 +26,22 @@ def find_homes(graph: fx.Graph) -> dict[fx.Node, Home]:
     for node in reversed(graph.nodes):
         stack = node.meta.get("nn_module_stack") if node.op == "call_function" else None
         # An unshard was made from a value's metadata, but belongs to the output.
-        recorded = _home(stack) if stack and op_name(node) != "sp.unshard" else ()
-        homes[node] = recorded or _common_start([homes[user] for user in node.users])
+        recorded = _home(stack) if stack and op_name(node) != "sp.unshard" else None
+        homes[node] = _common_start([homes[user] for user in node.users]) if recorded is None else recorded
     return homes
 
 
-def _home(stack: Mapping[str, tuple[str, Any]]) -> Home:
+def _home(stack: Mapping[str, tuple[str, Any]]) -> Home | None:
+    """None where the stack names no module, as for nodes that torch's own passes made."""
     home: list[str] = []
     around = ""
     for key, (path, _) in stack.items():
         relative = path.removeprefix(f"{around}.") if around else path
-        if relative and not key.startswith("_empty"):  # nodes made by torch itself carry a placeholder
+        if relative and not key.startswith("_empty"):
             *containers, called = relative.split(".")
             home += [*containers, f"{called}@{key.partition('@')[2] or 0}"]
             around = path
-    return tuple(home[1:])  # the first one is the model
+    return tuple(home[1:]) if home else None  # the first one is the model
 
 
 def _common_start(homes: Sequence[Home]) -> Home:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -105,14 +104,12 @@ class Report:
             return "no attention along the sequence"
         headers = ("attention", "mask", "heads", "kernel", *_COST_HEADERS, "why")
         rows = [_attention_row(each) for each in self._attentions]
-        forward, backward = (sum(each.count * max(sent) for each, sent in self._sent(way)) for way in (0, 1))
+        forward = sum(each.count * max(each.costs.forward) for each in self._attentions)
+        backward = sum(each.count * max(each.costs.backward) for each in self._attentions)
         total = f"{byte_count(forward)} forward and {byte_count(backward)} backward"
         note = f"Sent: by the busiest rank, for one sequence of the batch; {total} in all."
         work = "Work: least, mean and most of all ranks; balance: mean / most."
         return f"{table(rows, headers, right=(4, 5, 7))}\n{note}\n{work}"
-
-    def _sent(self, way: int) -> list[tuple[Attention, Sequence[int]]]:
-        return [(each, (each.costs.forward, each.costs.backward)[way]) for each in self._attentions]
 
     def _insertion_summary(self) -> str:
         rows = [(each.op, str(each.count), each.example, each.why) for each in insertion_kinds(self.program)]

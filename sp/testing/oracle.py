@@ -1,9 +1,9 @@
 """The oracle: is a placement rule true?  Cut the operands as it says, run the op on each part, join, compare.
 
     check_rule(torch.nn.functional.silu, (torch.randn(2, 8, 4),))
-    →  exact: silu sharded(dim 1)
+    →  exact: sharded(dim 1)
     check_rule(lambda x: x.flip(1), (torch.randn(2, 8, 4),))
-    →  refused: flip: aten.flip(x, [1]): sp has no placement rule for aten.flip
+    →  refused: flip: aten.flip(args_0, [1]): sp has no placement rule for aten.flip
 
 Values and gradients, in fp64, for every layout, at lengths that divide the world and that do not.  A rule that is not
 true raises `WrongRuleError`.  No process group is needed: what the runtime does at the borders is not tried here.
@@ -12,22 +12,25 @@ true raises `WrongRuleError`.  No process group is needed: what the runtime does
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from sp.errors import UnsupportedModelError
 from sp.layout import LAYOUTS
 from sp.passes.call import Call
 from sp.passes.capture import capture
+from sp.passes.fxtools import describe, op_name
 from sp.passes.manager import run_passes
 from sp.passes.normalize import Normalize
-from sp.passes.place import find_placements
+from sp.passes.place import Placements, find_placements
 from sp.passes.reduce import Reduce
 from sp.program import Program
+from sp.show.naming import Naming
 from sp.strategy import find_strategy
 from sp.testing.cutting import Spread, symbols_of
 from sp.testing.trial import WrongRuleError, run_whole, try_ruling
@@ -39,11 +42,12 @@ __all__ = ["Verdict", "WrongRuleError", "check_program", "check_rule"]
 class Verdict:
     """What became of a claim that is not wrong.
 
-    exact: every op that touches the sequence has a rule, and each was tried.  placements: of each such op's result.
-    refused: each op that has none, with the reason."""
+    results: where the sequence lives in each output, or why it was refused.  refused: each op without a rule for what
+    it was given, with the reason.  tried: how many rulings were tried and found exact."""
 
-    placements: Mapping[str, str]
+    results: Mapping[str, str]
     refused: tuple[str, ...] = ()
+    tried: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def exact(self) -> bool:
@@ -52,7 +56,7 @@ class Verdict:
     def __str__(self) -> str:
         if self.refused:
             return "refused: " + "; ".join(self.refused)
-        return "exact: " + ", ".join(f"{name} {placement}" for name, placement in self.placements.items())
+        return "exact: " + ", ".join(self.results.values())
 
 
 class _Function(nn.Module):
@@ -108,11 +112,31 @@ def check_program(
     found, refusals = find_placements(program)
     values = run_whole(program.graph_module, inputs)
     symbols = symbols_of(program.graph, inputs)
-    for node, ruling in found.rulings.items():
-        for layout in layouts:
-            try_ruling(node, ruling, values, Spread(layout, world, symbols))
-    placements = {node.name: str(ruling.output) for node, ruling in found.rulings.items()}
-    return Verdict(placements, tuple(f"{refusal.node}: {refusal.why}" for refusal in refusals))
+    tried = Counter(
+        op_name(node)
+        for node, ruling in found.rulings.items()
+        for layout in layouts
+        if try_ruling(node, ruling, values, Spread(layout, world, symbols))
+    )
+    name = Naming(program).text
+    refused = {refusal.node: name(f"{refusal.node}: {refusal.why}") for refusal in refusals}
+    return Verdict(_results(program, found, refused), tuple(refused.values()), tried)
+
+
+def _results(program: Program, found: Placements, refused: Mapping[str, str]) -> dict[str, str]:
+    """Of each output."""
+    nodes = cast("tuple[fx.Node, ...]", program.graph.output_node().args[0])
+    names = [port.name for port in program.outputs]
+    name = Naming(program).text
+    placed = [name(str(found.natural[node])) if node in found.natural else _reason(node, refused) for node in nodes]
+    return dict(zip(names, placed, strict=True))
+
+
+def _reason(node: fx.Node, refused: Mapping[str, str]) -> str:
+    """Why this node, or the first one that it was computed from, was refused."""
+    if describe(node) in refused:
+        return f"refused: {refused[describe(node)]}"
+    return next((why for source in node.all_input_nodes if (why := _reason(source, refused))), "")
 
 
 def _captured(fn: Callable[..., Any], args: Sequence[Tensor], dims: list[int | None], whole: Sequence[int]) -> Program:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from sp.errors import StrategyError
 from sp.runtime import comm
-from sp.runtime.comm import World, all_gather, all_reduce_sum, find_world, post_exchange
+from sp.runtime.comm import World, all_gather, all_reduce_sum, find_world, post_exchange, seat_name
 from sp.testing import ProcessWorld, run_ranks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
@@ -20,7 +20,27 @@ def test_world_is_found_by_name() -> None:
     assert [(world.rank, world.size) for world in found] == [(0, 3), (1, 3), (2, 3)]
 
 
-@pytest.mark.parametrize("name", ["no such group", "gone"])
+def test_a_seat_name_finds_the_world_and_says_which_rank_it_is() -> None:
+    def names(group: dist.ProcessGroup) -> tuple[str, str]:
+        seat = seat_name(group.group_name)
+        assert find_world(seat) == find_world(group.group_name)
+        assert seat_name(seat) == seat
+        return group.group_name, seat
+
+    for rank, (name, seat) in enumerate(run_ranks(3, names)):
+        assert seat == f"{name} as rank {rank} of 3"
+    assert seat_name("") == ""
+
+
+def test_another_ranks_seat_is_not_taken() -> None:
+    def swapped(group: dist.ProcessGroup) -> World:
+        return find_world(f"{group.group_name} as rank {1 - group.rank()} of 2")
+
+    with pytest.raises(AssertionError, match="made for rank"):
+        run_ranks(2, swapped)
+
+
+@pytest.mark.parametrize("name", ["no such group", "no such group as rank 1 of 2", "gone"])
 def test_unknown_or_destroyed_group_is_an_error(name: str) -> None:
     if name == "gone":
         (name,) = run_ranks(1, lambda group: group.group_name)

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.library import CustomOpDef
 
 from sp.runtime.comm import all_gather
+from sp.runtime.ops.order import keep_order
 from sp.runtime.ops.spans import Place
 
 
@@ -69,6 +70,7 @@ def _unshard(x: Tensor, *arguments: Any) -> Tensor:
 
 
 def _unshard_fake(x: Tensor, *arguments: Any) -> Tensor:
+    keep_order()
     place = Place(*arguments)
     return x.new_empty(place.shape(x, place.length))
 

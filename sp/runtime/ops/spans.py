@@ -1,7 +1,8 @@
 """Spans: which stretch of the sequence a value covers, and where each rank's part of it lies.
 
 The same formulas serve the kernels, where everything is an integer, and the fakes, where the lengths are symbolic.
-Nothing here asks a question whose answer changes from one length to the next: that would be a recompilation.
+Nothing here asks a question whose answer changes from one length to the next: that would be a recompilation.  (Only
+where a span begins or ends inside the sequence, a rank with one token may get code of its own.)
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Span:
 
     def runs(self, rank: int) -> Iterator[tuple[slice, slice]]:
         """Where the positions of `rank` lie: pairs of (rows of its part of this span, rows of the whole span)."""
+        assert 0 <= self.start <= self.start + self.length <= self.total, f"{self} does not lie in its sequence"
         begin = 0
         for run in LAYOUTS[self.layout].runs(self.total, rank, self.world.size):
             part = _clip(run, self.start, self.start + self.length)

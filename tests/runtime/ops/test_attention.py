@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 
 from sp.errors import InputError, StrategyError
