@@ -17,6 +17,7 @@ import sysconfig
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,10 +34,10 @@ from sp.testing import ProcessWorld
 
 def make_model(args: argparse.Namespace) -> nn.Module:
     torch.manual_seed(0)
-    shape = {"vocab_size": VOCABULARY, "layers": args.layers, "heads": args.heads, "width": args.width}
+    shape: dict[str, Any] = {"layers": args.layers, "heads": args.heads, "width": args.width}
     if args.model == "gpt":
-        return GPT(GPTConfig(**shape, max_length=args.length))
-    return Llama(LlamaConfig(**shape, kv_heads=max(1, args.heads // 2)))
+        return GPT(GPTConfig(VOCABULARY, **shape, max_length=args.length))
+    return Llama(LlamaConfig(VOCABULARY, **shape, kv_heads=max(1, args.heads // 2)))
 
 
 def train(model: nn.Module, text: PythonSources, name: str, args: argparse.Namespace) -> Run:
@@ -56,7 +57,7 @@ def train(model: nn.Module, text: PythonSources, name: str, args: argparse.Names
         run.norms.append(norm.item())
         run.seconds.append(time.perf_counter() - start)
         bar.set_postfix_str(f"loss {loss:.4f}, {ids.numel() / run.step_s:,.0f} tokens/s")
-    run.memory = step_memory(model, ids)
+    run.memory = step_memory(model, text.batch(0, args.batch, args.length))
     return run
 
 
@@ -65,7 +66,9 @@ def train_single(text: PythonSources, args: argparse.Namespace) -> Run:
     threads = torch.get_num_threads()
     torch.set_num_threads(threads * dist.get_world_size())
     model = make_model(args)
-    run = train(torch.compile(model) if args.compile else model, text, "single device", args)
+    if args.compile:
+        model.compile()
+    run = train(model, text, "single device", args)
     torch.set_num_threads(threads)
     return run
 
@@ -147,9 +150,9 @@ def report(runs: list[Run], world: int, args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     draw(single, others, world, args.out / "loss_curves.png")
     print(f"\n{table(single, others, args.batch * args.length)}\n\ncurves: {args.out / 'loss_curves.png'}")
-    lines, equal = verdicts(single, others, world)
+    lines, all_same = verdicts(single, others, world)
     print("\n".join(lines))
-    return 0 if equal else 1
+    return 0 if all_same else 1
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from sp.errors import Refusal, UnsupportedModelError
-from sp.passes.fxtools import module_path, op_name, positional, refusal, shape, source_line, tensor
+from sp.passes.fxtools import exact_quotient, module_path, op_name, positional, refusal, shape, source_line, tensor
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
 from sp.passes.index_rules import INDEX_RULES
@@ -52,7 +52,8 @@ class RewriteAttention:
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
         masks = sorted({str(site.mask) for site in sites})
-        text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {', '.join(masks) or 'none'}"
+        proven = ", ".join(masks) or "none"
+        text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {proven}"
         return replace(program, attentions=tuple(sites)).note(self.name, text)
 
     def check(self, program: Program) -> None:
@@ -104,6 +105,12 @@ def _misfit(
             f"queries, keys and values have lengths {lengths} along dim 2, the sequence is {total}",
             "attend from the whole sequence to the whole sequence",
         )
+    batches, heads = ([shape(operand)[dim] for operand in (query, key, value)] for dim in (0, 1))
+    if len(set(batches)) > 1 or heads[1] != heads[2] or exact_quotient(heads[0], heads[1]) is None:
+        found = f"its operands have batches {batches} and heads {heads}"
+        return refusal(
+            node, f"{found}, which it broadcasts", "expand them: one batch, key heads that divide the query's"
+        )
     return None
 
 
@@ -134,5 +141,6 @@ def choose_kernel(query: torch.Tensor | None, width: int, value_width: int) -> s
     if width != value_width:
         return "dense"
     if query.device.type == "cuda":
-        return "flash" if query.dtype in (torch.float16, torch.bfloat16) and width % 8 == 0 and width <= 256 else "dense"
+        fits = query.dtype in (torch.float16, torch.bfloat16) and width % 8 == 0 and width <= 256
+        return "flash" if fits else "dense"
     return "flash" if query.device.type in ("cpu", "meta") else "dense"

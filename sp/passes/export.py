@@ -10,6 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -109,8 +110,11 @@ def _narrowed(message: str, lengths: Lengths) -> Lengths:
     if suggested:
         low, high = suggested.groups()
         return Lengths(max(lengths.shortest, int(low or 2)), int(high) if high else lengths.longest)
-    if "Not all values of S" not in message:
+    guards = _unproven(message)
+    if not guards:
         return lengths
+    if f"S != {lengths.longest}" in guards.split("; "):  # x[:S] of a table is the whole table at its full length
+        return replace(lengths, longest=cast(int, lengths.longest) - 1)
     lowest = re.search(r"in the specified range (\d+) <= S", message)
     return replace(lengths, shortest=max(lengths.shortest, int(lowest[1]) if lowest else 0) + 1)
 

@@ -36,8 +36,9 @@ def unrepeated(node: fx.Node) -> fx.Node | None:
     while op_name(node) in _COPIES:
         node = cast(fx.Node, node.args[0])
     if op_name(node) == "aten.repeat_interleave":
-        source, _, dim, *_ = positional(node)
-        return cast(fx.Node, source) if isinstance(dim, int) and normal_dim(dim, 4) == 1 else None
+        source, times, dim, *_ = positional(node)  # times may also be a tensor: so often each head
+        even = isinstance(times, int) and isinstance(dim, int) and normal_dim(dim, 4) == 1
+        return cast(fx.Node, source) if even else None
     if op_name(node) not in _MERGES:
         return None
     expand = cast(fx.Node, node.args[0])

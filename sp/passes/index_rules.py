@@ -227,7 +227,7 @@ INDEX_RULES: Mapping[str, Rule] = {
     "scalar_tensor": _filled(0),
     **dict.fromkeys(("to", "_to_copy", "clone", "contiguous", "detach", "alias", "lift_fresh_copy"), _same),
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "expand"), _reindex),
-    **dict.fromkeys(("transpose", "permute", "t"), _transpose),
+    **dict.fromkeys(("transpose", "permute", "t", "mT"), _transpose),
     "slice": _slice,
     "select": _select,
     "index": _gather,

@@ -1,5 +1,6 @@
 """The examples as a user runs them, tiny: they end with 0, say what they promise, and can fail."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,18 +12,13 @@ from examples.bytes_data import PythonSources
 from examples.bytes_report import BOUND, Run, table, verdicts
 
 ROOT = Path(__file__).parents[2]
-TINY = ["--steps", "3", "--length", "101", "--layers", "1", "--width", "32", "--heads", "2"]
-
-
-def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(
-        [str(part) for part in command], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280
-    )
+TINY = ["--steps", "3", "--length", "101", "--layers", "1", "--width", "32", "--heads", "2", "--timeout", "120"]
 
 
 def python(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, *command, **environment)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    words = [sys.executable, *map(str, command)]
+    return subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
 def check_training(done: subprocess.CompletedProcess[str], strategies: list[str], world: int, out: Path) -> None:
@@ -42,14 +38,16 @@ def test_train_bytes_spawns_ranks_and_equals_the_single_device(tmp_path):
 
 
 def test_train_bytes_runs_under_torchrun(tmp_path):
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = ["--no-compile", "--model", "gpt", "--strategies", "zigzag", "--out", tmp_path]
     done = python(*torchrun, "examples/train_bytes.py", *TINY, *options)
     check_training(done, ["zigzag"], 2, tmp_path)
 
 
 def test_train_bytes_says_that_there_is_no_compiler(tmp_path):
-    done = python("examples/train_bytes.py", *TINY, "--world", "1", "--out", tmp_path, PATH="", CXX="")
+    done = python(
+        "examples/train_bytes.py", *TINY, "--world", "1", "--strategies", "striped", "--out", tmp_path, CXX="none"
+    )
     check_training(done, ["striped"], 1, tmp_path)
     assert "not compiled: this machine lacks a C++ compiler" in done.stdout.splitlines()[0]
 
@@ -62,10 +60,14 @@ def test_train_bytes_says_that_there_is_no_compiler(tmp_path):
         (["--compile"], "--compile needs a C++ compiler"),
     ],
 )
-def test_train_bytes_refuses_wrong_arguments(arguments, complaint):
-    done = python("examples/train_bytes.py", *arguments, PATH="", CXX="")
-    assert done.returncode == 2
-    assert complaint in done.stderr
+def test_train_bytes_refuses_wrong_arguments(arguments, complaint, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setattr("sys.argv", ["train_bytes.py", *arguments])
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module("train_bytes").main()
+    assert end.value.code == 2
+    assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,0 +1,236 @@
+"""Attentions are rewritten with the mask, the heads and the scale that they have, or refused with the reason."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sp.errors import UnsupportedModelError
+from sp.mask import CAUSAL, FULL, Band
+from sp.passes.attention import SDPA, RewriteAttention
+from sp.passes.call import Call
+from sp.passes.capture import capture
+from sp.passes.fxtools import op_name
+from sp.passes.manager import run_passes
+from sp.passes.normalize import Normalize
+from sp.program import Program
+from sp.strategy import find_strategy
+from sp.testing.trial import run_whole
+from tests.passes.masks import visible
+
+
+class Attend(nn.Module):
+    """Attention of x [B, H, S, D] over itself, in a way of its own."""
+
+    def __init__(self, way: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(x)
+
+
+def normalized(model: nn.Module, *args: Tensor, sequence_dim: Any = 2, **kwargs: Any) -> Program:
+    call, tensors = Call.of(model, args, kwargs)
+    captured, _ = capture(model, call, tensors, sequence_dim=sequence_dim, strategy=find_strategy("striped"))
+    return run_passes(captured, [Normalize()])
+
+
+def rewritten(way: Callable[[Tensor], Tensor], heads: int = 4) -> Program:
+    program = normalized(Attend(way), torch.zeros(2, heads, 9, 8))
+    return run_passes(program, [RewriteAttention()])
+
+
+def refusal(way: Callable[[Tensor], Tensor]) -> str:
+    with pytest.raises(UnsupportedModelError) as caught:
+        rewritten(way)
+    return str(caught.value)
+
+
+sdpa = F.scaled_dot_product_attention
+
+
+def expanded(x: Tensor, times: int) -> Tensor:
+    batch, heads, length, width = x.shape
+    return x[:, :, None].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
+
+
+GROUPED: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "all heads": (4, lambda x: sdpa(x, x, x)),
+    "enable_gqa": (2, lambda x: sdpa(x, x[:, :2], x[:, 2:], enable_gqa=True)),
+    "expand, reshape": (2, lambda x: sdpa(x, expanded(x[:, :2], 2), expanded(x[:, 2:], 2))),
+    "expand, flatten": (2, lambda x: sdpa(x, *(x[:, :2, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for _ in "kv"))),
+    "expand, clone, view": (
+        2,
+        lambda x: sdpa(x, *(x[:, :2, None].expand(-1, -1, 2, -1, -1).clone().view(x.shape) for _ in "kv")),
+    ),
+    "one head": (1, lambda x: sdpa(x, expanded(x[:, :1], 4), expanded(x[:, :1], 4))),
+    "repeat_interleave": (2, lambda x: sdpa(x, *(x[:, :2].repeat_interleave(2, 1) for _ in "kv"))),
+    "repeat_interleave, negative dim": (2, lambda x: sdpa(x, *(x[:, :2].repeat_interleave(2, dim=-3) for _ in "kv"))),
+    "one head, broadcast": (1, lambda x: sdpa(x, x[:, :1], x[:, 1:2])),
+    "unequal": (4, lambda x: sdpa(x, expanded(x[:, :2], 2), expanded(x[:, :1], 4))),
+    "only keys": (4, lambda x: sdpa(x, expanded(x[:, :2], 2), x)),
+    "tiled": (4, lambda x: sdpa(x, *(x[:, None, :2].expand(-1, 2, -1, -1, -1).reshape(x.shape) for _ in "kv"))),
+    "repeated in width": (
+        4,
+        lambda x: sdpa(*(x, *(x[..., :4].repeat_interleave(2, -1) for _ in "kv"))),
+    ),
+    "repeated unevenly": (
+        4,
+        lambda x: sdpa(x, *(x[:, :2].repeat_interleave(torch.tensor([1, 3]), 1, output_size=4) for _ in "kv")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_heads(name: str) -> None:
+    """As few key heads as there are; the rewritten graph computes the same."""
+    kv_heads, way = GROUPED[name]
+    program = rewritten(way)
+    (site,) = program.attentions
+    assert (site.heads, site.kv_heads) == (4, kv_heads)
+    x = torch.randn(2, 4, 9, 8)
+    torch.testing.assert_close(values(program, x)[-1], way(x))
+
+
+def values(program: Program, *inputs: Tensor) -> list[Any]:
+    *_, result = run_whole(program.graph_module, inputs).values()
+    return list(result)
+
+
+def test_every_kind_of_head_is_tried() -> None:
+    assert {heads for heads, _ in GROUPED.values()} == {1, 2, 4}
+
+
+def test_scale() -> None:
+    program = rewritten(lambda x: sdpa(x, x, x, scale=0.3) + sdpa(x, x, x))
+    scales = [node.args[4] for node in program.graph.nodes if op_name(node) == "sp.attention"]
+    assert scales == [0.3, pytest.approx(8**-0.5)]
+    x = torch.randn(2, 4, 9, 8)
+    torch.testing.assert_close(values(program, x)[-1], sdpa(x, x, x, scale=0.3) + sdpa(x, x, x))
+
+
+def causal_but_first_key(x: Tensor) -> Tensor:
+    mask = torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril()
+    mask[:, 0] = False
+    return sdpa(x, x, x, attn_mask=mask)
+
+
+REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "dropout": ("it drops out scores with probability 0.1", lambda x: sdpa(x, x, x, dropout_p=0.1)),
+    "three dims": ("its operands are not (batch, heads, sequence, head width)", lambda x: sdpa(x[0], x[0], x[0])),
+    "another length": ("queries, keys and values have lengths", lambda x: sdpa(x, x[:, :, 1:], x[:, :, 1:])),
+    "batch of the keys": ("which it broadcasts", lambda x: sdpa(x, x[:1], x[:1])),
+    "batch of the queries": ("which it broadcasts", lambda x: sdpa(x[:1], x, x)),
+    "heads of the queries": ("which it broadcasts", lambda x: sdpa(x[:, :1], x, x)),
+    "heads of keys alone": ("which it broadcasts", lambda x: sdpa(x, x[:, :1], x)),
+    "another dim": ("the sequence is", lambda x: sdpa(*[x.transpose(1, 2)] * 3)),
+    "mask from an input": ("x is an input", lambda x: sdpa(x, x, x, attn_mask=(x[:, :, :, :1] > 0).mT)),
+    "mask in place": ("it changes its operand in place", causal_but_first_key),
+    "document mask": (
+        "x is an input",
+        lambda x: sdpa(
+            x, x, x, attn_mask=(x[..., 0] > 0).cumsum(-1)[..., None] == (x[..., 0] > 0).cumsum(-1)[..., None, :]
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    reason, way = REFUSED[name]
+    text = refusal(way)
+    assert reason in text
+    assert "test_attention.py" in text  # the user's line
+    assert "remedy:" in text
+
+
+class Buffered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(64, 64, dtype=torch.bool).tril())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sdpa(x, x, x, attn_mask=self.mask[: x.shape[2], : x.shape[2]])
+
+
+def test_mask_in_a_buffer_is_refused() -> None:
+    """Its contents may change after capture."""
+    program = normalized(Buffered(), torch.zeros(2, 4, 9, 8))
+    with pytest.raises(UnsupportedModelError, match="is a parameter or buffer: its values are not known"):
+        RewriteAttention().run(program.fork())
+
+
+def test_constants_made_by_torch_tensor() -> None:
+    def way(x: Tensor) -> Tensor:
+        seen = torch.arange(x.shape[2])[:, None] >= torch.arange(x.shape[2])
+        return sdpa(x, x, x, attn_mask=torch.where(seen, torch.tensor(0.0), torch.tensor(float("-inf"))))
+
+    assert rewritten(way).attentions[0].mask == CAUSAL
+
+
+def test_all_refusals_at_once() -> None:
+    text = refusal(lambda x: sdpa(x, x, x, dropout_p=0.1) + sdpa(x, x, x) + sdpa(x[0], x[0], x[0]))
+    assert "2 attentions cannot be proven exact" in text
+    assert "1. scaled_dot_product_attention: " in text
+    assert "2. scaled_dot_product_attention_2: " in text
+
+
+def tiny(name: str, **more: Any) -> nn.Module:
+    """One layer of a transformers model, with random weights."""
+    transformers = pytest.importorskip("transformers")
+    config = {
+        "vocab_size": 31,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        **more,
+    }
+    if name == "GPT2":
+        config = {"vocab_size": 31, "n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 64}
+        config |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    if name == "Bert":
+        config.pop("num_key_value_heads")
+    head = {"Bert": "BertForMaskedLM", "GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")
+    return getattr(transformers, head)(getattr(transformers, f"{name}Config")(**config)).eval()
+
+
+TRANSFORMERS = {
+    "Llama": (CAUSAL, {}),
+    "Qwen3": (CAUSAL, {"head_dim": 4}),
+    "GPT2": (CAUSAL, {}),
+    "Mistral": (Band(4, 0), {"sliding_window": 5}),
+    "Bert": (FULL, {}),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_masks_of_transformers(name: str) -> None:
+    """Proven, and held against the mask that the captured graph computes at several lengths."""
+    band, options = TRANSFORMERS[name]
+    program = normalized(tiny(name, **options), torch.zeros(2, 12, dtype=torch.long), sequence_dim=1)
+    assert {site.mask for site in run_passes(program, [RewriteAttention()]).attentions} == {band}
+    (attention,) = [node for node in program.graph.nodes if op_name(node) == SDPA]
+    mask = attention.args[3] if len(attention.args) > 3 else attention.kwargs.get("attn_mask")
+    if mask is None:
+        is_causal = attention.kwargs.get("is_causal", False) or (len(attention.args) > 5 and attention.args[5])
+        assert (CAUSAL if is_causal else FULL) == band
+        return
+    for length in (3, 8, 17):
+        computed = run_whole(program.graph_module, [torch.zeros(2, length, dtype=torch.long)])[mask]
+        seen = computed if computed.dtype == torch.bool else computed == 0
+        assert torch.equal(seen, visible(band, length).expand_as(seen))
+
+
+@pytest.mark.parametrize("given", ["attention_mask", "position_ids"])
+def test_masks_of_transformers_that_depend_on_inputs(given: str) -> None:
+    ids = torch.zeros(2, 12, dtype=torch.long)
+    program = normalized(tiny("Llama"), ids, sequence_dim=1, **{given: torch.ones_like(ids)})
+    with pytest.raises(UnsupportedModelError, match=f"{given} is an input"):
+        run_passes(program, [RewriteAttention()])
