@@ -1,12 +1,13 @@
 """Time of the passes against time of the capture, for a Llama of growing depth.
 
-    python benchmarks/passes.py --layers 4 8 16 32
+python benchmarks/passes.py --layers 4 8 16 32
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from itertools import pairwise
 
 import torch
 from tabulate import tabulate
@@ -35,7 +36,7 @@ def measure(layers: int) -> tuple[object, ...]:
 
     run_passes(program, pipeline(), observe)
     ended = stages[-1][1]
-    spent = {name: at - before for (_, before), (name, at) in zip(stages, stages[1:], strict=False)}
+    spent = {name: at - before for (_, before), (name, at) in pairwise(stages)}
     slowest = max(spent, key=lambda name: spent[name])
     nodes = len(program.graph.nodes)
     return layers, nodes, captured - begin, ended - captured, f"{slowest} {spent[slowest]:.2f} s"

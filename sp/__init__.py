@@ -1,6 +1,6 @@
 """Sequence parallelism for long-context transformers, done by a compiler.
 
-    pmodel = sp.parallelize(model, strategy="striped")     # same call, same loss, same gradients
+pmodel = sp.parallelize(model, strategy="striped")     # same call, same loss, same gradients
 """
 
 from sp.api import inspect, parallelize

@@ -32,7 +32,7 @@ def parallelize(
     sequence_dim: SequenceDim = 1,
     inputs: Form = "global",
     outputs: OutputForm = "global",
-    compile: bool | Mapping[str, Any] = True,
+    compile: bool | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
     kernel: str | None = None,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
@@ -82,7 +82,7 @@ def _options(
     sequence_dim: SequenceDim,
     inputs: str,
     outputs: OutputForm,
-    compile: bool | Mapping[str, Any],
+    compiled: bool | Mapping[str, Any],
     kernel: str | None,
 ) -> Options:
     forms = [inputs, *([outputs] if isinstance(outputs, str) else outputs.values())]
@@ -91,7 +91,7 @@ def _options(
         raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed="'global' or 'local'")
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
-    return Options(find_strategy(strategy), group, sequence_dim, inputs == "local", outputs, compile, kernel)
+    return Options(find_strategy(strategy), group, sequence_dim, inputs == "local", outputs, compiled, kernel)
 
 
 def _group_name(mesh: object) -> str:

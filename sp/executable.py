@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,6 @@ from sp.passes.manager import run_passes
 from sp.program import Program
 from sp.request import Request
 from sp.runtime.comm import seat_name
-
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.
 _TRACING = threading.Lock()
@@ -86,9 +85,15 @@ def build(model: nn.Module, request: Request, length: int, options: Options) -> 
         )
         program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
         bound = bind(program, seat_name(options.group))
-    settings = {} if isinstance(options.compile, bool) else dict(options.compile)
-    run = torch.compile(bound, **{"dynamic": True, "fullgraph": True, **settings}) if options.compile else bound
+    run = _compiled(bound, options.compile) if options.compile else bound
     return Executable(request.key, captured, program, outputs, bound, run, length, slots=_slots(bound, model))
+
+
+def _compiled(bound: fx.GraphModule, settings: bool | Mapping[str, Any]) -> Callable[..., Any]:
+    """One graph for all lengths; a caller's own settings come last."""
+    given: dict[str, Any] = {"dynamic": True, "fullgraph": True}
+    given.update({} if isinstance(settings, bool) else settings)
+    return torch.compile(bound, **given)
 
 
 def _slots(bound: fx.GraphModule, model: nn.Module) -> list[Slot]:

@@ -1,4 +1,4 @@
-"""ParallelModule: what the user holds after `parallelize`.  It captures when called, agrees with the others, and runs."""
+"""ParallelModule: what the user holds after `parallelize`.  It captures, agrees with the others, and runs."""
 
 from __future__ import annotations
 
@@ -141,7 +141,9 @@ class ParallelModule(nn.Module):
         local = self.options.local_inputs
         calls = max((known.calls for known in self.executables if known.key == request.key), default=0)
         contents = checksum(request.tensors) if calls < CONTENT_CHECKS and not local else ""
-        return Statement(request.key, shapes=request.shapes(without_sequence=local), contents=contents, length=str(request.length))
+        return Statement(
+            request.key, shapes=request.shapes(without_sequence=local), contents=contents, length=str(request.length)
+        )
 
     def _check_length(self, request: Request, world: World) -> None:
         if not self.options.local_inputs and request.length < world.size:

@@ -33,7 +33,7 @@ ARROWS = {
     "testing": (f"{FACTS} program show runtime passes", "torch sympy networkx"),
     "options": (f"{FACTS} passes", "torch"),
     "request": (f"{FACTS} passes", "torch"),
-    "executable": (f"{FACTS} program passes options request", "torch"),
+    "executable": (f"{FACTS} program passes options request runtime.comm", "torch"),
     "module": (f"{FACTS} program show runtime passes options request executable", "torch"),
     "api": (f"{FACTS} show passes options request executable module", "torch"),
     "": (f"{FACTS} program show runtime passes testing module api models", ""),

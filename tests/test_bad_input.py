@@ -162,4 +162,6 @@ def test_model_and_parameters_are_unchanged_after_an_error():
         parallel(ids(8).float())
     after = parallel(ids(8)).logits
     assert torch.equal(after, model(ids(8)).logits)
-    assert all(torch.equal(value, after) for value, after in zip(before.values(), model.state_dict().values()))
+    assert all(
+        torch.equal(value, after) for value, after in zip(before.values(), model.state_dict().values(), strict=True)
+    )

@@ -32,7 +32,8 @@ class Trunk(nn.Module):
         self.heads = heads
 
     def forward(self, x_BSD):
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm(x_BSD)).chunk(3, -1))
+        parts = self.qkv(self.norm(x_BSD)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x_BSD + self.out(mixed.transpose(1, 2).flatten(2))
 

@@ -52,10 +52,10 @@ def step(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def compare_strategy(name, strategy, lengths, compile=False):
+def compare_strategy(name, strategy, lengths, compiled=False):
     """On every rank: the errors of one call per length, and of the parameters after a step."""
     plain = build(name)
-    parallel = sp.parallelize(copy.deepcopy(plain), strategy, compile=compile)
+    parallel = sp.parallelize(copy.deepcopy(plain), strategy, compile=compiled)
     found = []
     for length in lengths:
         ids, labels = batch(length)
@@ -65,8 +65,8 @@ def compare_strategy(name, strategy, lengths, compile=False):
     return found, float((moved - right).norm() / right.norm())
 
 
-def check(world, name, strategy, bound, lengths=(16, 21), compile=False):
-    for errors, moved in world.run(compare_strategy, name, strategy, lengths, compile, timeout_s=400):
+def check(world, name, strategy, bound, lengths=(16, 21), compiled=False):
+    for errors, moved in world.run(compare_strategy, name, strategy, lengths, compiled, timeout_s=400):
         for error in errors:
             assert error.within(bound), error
         assert moved <= bound
@@ -91,12 +91,10 @@ def test_transformers_two_processes(world2, name, strategy):
     check(world2, name, strategy, 5e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy"), [("hf llama", "striped"), ("hf qwen3", "zigzag"), ("hf gpt2", "ring")]
-)
+@pytest.mark.parametrize(("name", "strategy"), [("hf llama", "striped"), ("hf qwen3", "zigzag"), ("hf gpt2", "ring")])
 def test_transformers_four_processes(world4, name, strategy):
     check(world4, name, strategy, 5e-6)
 
 
 def test_compiled_two_processes(world2):
-    check(world2, "llama", "striped", 1e-11, compile=True)
+    check(world2, "llama", "striped", 1e-11, compiled=True)

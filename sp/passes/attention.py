@@ -73,7 +73,8 @@ class RewriteAttention:
         key, value, why = ungroup(query, key, value, bool(enable_gqa))
         width = int(shape(query)[3])
         kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
-        arguments = (str(band), scale if scale is not None else 1 / math.sqrt(width))
+        given = cast("float | None", scale)
+        arguments = (str(band), 1 / math.sqrt(width) if given is None else given)
         _replace(node, program, (query, key, value), arguments, kernel)
         return AttentionSite(
             module_path(node) or node.name,
@@ -118,7 +119,7 @@ def _replace(
     node: fx.Node,
     program: Program,
     operands: tuple[fx.Node, fx.Node, fx.Node],
-    arguments: tuple[str, object],
+    arguments: tuple[str, float],
     kernel: str,
 ) -> None:
     graph, strategy = program.graph, program.strategy

@@ -9,6 +9,7 @@ from functools import lru_cache
 import sympy
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from sp.errors import Refusal
 
@@ -67,7 +68,7 @@ def op_name(node: fx.Node) -> str:
 def tensor_operands(node: fx.Node) -> list[fx.Node]:
     """The tensor-valued nodes among the arguments, in order; `mul(x, x)` has two."""
     found: list[fx.Node] = []
-    fx.node.map_arg((node.args, node.kwargs), found.append)
+    map_arg((node.args, node.kwargs), found.append)
     return [operand for operand in found if tensor(operand) is not None]
 
 
@@ -75,9 +76,8 @@ def positional(node: fx.Node) -> tuple[object, ...]:
     """All arguments in the order of the op's schema, defaults filled in, so that rules read them by position."""
     assert isinstance(node.target, torch._ops.OpOverload)
     values: list[object] = list(node.args)
-    for parameter in node.target._schema.arguments[len(values) :]:
-        values.append(node.kwargs.get(parameter.name, parameter.default_value))
-    return tuple(values)
+    rest = node.target._schema.arguments[len(values) :]
+    return (*values, *(node.kwargs.get(parameter.name, parameter.default_value) for parameter in rest))
 
 
 def normal_dim(dim: object, ndim: int) -> int:

@@ -21,6 +21,7 @@ from typing import cast
 import sympy
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from sp.passes.attention import AXIS
 from sp.passes.fxtools import exact_quotient, op_name, shape, tensor
@@ -54,9 +55,9 @@ class Localize:
         inserted = tuple(insertion for name, insertion in localizer.insertions.items() if name in alive)
         placed = {node.name: node.meta["placement"] for node in module.graph.nodes if "placement" in node.meta}
         text = f"{len(inserted)} ops inserted between replicated and sharded values"
-        return replace(
-            program, graph_module=module, outputs=ports, placements=placed, insertions=inserted
-        ).note(self.name, text)
+        return replace(program, graph_module=module, outputs=ports, placements=placed, insertions=inserted).note(
+            self.name, text
+        )
 
     def check(self, program: Program) -> None:
         for node in program.graph.nodes:
@@ -153,9 +154,9 @@ class _Localizer:
             need = ruling.operands.get(operand)
             return self.whole[operand] if need is None else self._form(operand, need)
 
-        kwargs = fx.node.map_arg(node.kwargs, local)
+        kwargs = map_arg(node.kwargs, local)
         args = [
-            self._lowered(ruling.arguments[place]) if place in ruling.arguments else fx.node.map_arg(argument, local)
+            self._lowered(ruling.arguments[place]) if place in ruling.arguments else map_arg(argument, local)
             for place, argument in enumerate(node.args)
         ]
         target = torch.ops.aten.reshape.default if op_name(node) in _VIEWS else node.target
@@ -164,10 +165,20 @@ class _Localizer:
     def _narrow(self, node: fx.Node, ruling: Ruling) -> fx.Node:
         source = cast(fx.Node, node.args[0])
         before, after = ruling.operands[source], ruling.output
-        assert isinstance(before, Sharded) and isinstance(after, Sharded)
+        assert isinstance(before, Sharded)
+        assert isinstance(after, Sharded)
         dim, outer, start, length, total = self._span(before)
         bounds = (self.sizes.node(after.start), self.sizes.node(after.length))
-        arguments = (self._shard_of(source, before), dim, outer, start, length, *bounds, total, *self._tail(source, before))
+        arguments = (
+            self._shard_of(source, before),
+            dim,
+            outer,
+            start,
+            length,
+            *bounds,
+            total,
+            *self._tail(source, before),
+        )
         why = f"{node.name} keeps positions {after.start} to {after.start + after.length}"
         return self._insert(ops.narrow, arguments, node, why, after)
 
@@ -197,7 +208,9 @@ class _Localizer:
         if local:
             return shard
         why = f"output {name!r} is asked for whole"
-        return self._insert(ops.unshard, (shard, *self._span(placement), *self._tail(value, placement)), value, why, Replicated())
+        return self._insert(
+            ops.unshard, (shard, *self._span(placement), *self._tail(value, placement)), value, why, Replicated()
+        )
 
     def _insert(
         self, op: torch._ops.OpOverload, args: tuple[object, ...], node: fx.Node, why: str, placement: Placement
@@ -207,7 +220,12 @@ class _Localizer:
         return made
 
     def _copy(
-        self, node: fx.Node, target: object, args: tuple[object, ...], kwargs: Mapping[str, object], name: str | None = None
+        self,
+        node: fx.Node,
+        target: object,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        name: str | None = None,
     ) -> fx.Node:
         made = self.graph.create_node("call_function", target, args, dict(kwargs), name or node.name)  # type: ignore[arg-type]
         made.meta = dict(node.meta)

@@ -39,7 +39,7 @@ class Normalize:
                 continue
             if op_name(node) in ERASED:
                 program.graph.erase_node(node)
-            elif isinstance(node.meta.get("val"), torch.SymInt) and op_name(node) in _SIZES:
+            elif op_name(node) in _SIZES and sizes.knows(node.meta.get("val")):
                 with program.graph.inserting_before(node):
                     node.replace_all_uses_with(cast(fx.Node, sizes.node(expression(node.meta["val"]))))
             elif (test := IDENTITIES.get(op_name(node))) and test(node):
@@ -97,7 +97,7 @@ def _idle_cast(node: fx.Node) -> bool:
 
 def _of_constant(node: fx.Node) -> bool:
     """`torch.tensor(0.0)` inside a forward detaches its fresh copy in place, for nothing."""
-    return op_name(cast(fx.Node, node.args[0])) == "aten.lift_fresh_copy"
+    return op_name(cast(fx.Node, node.args[0])) in ("aten.lift_fresh_copy", "aten.scalar_tensor")
 
 
 ERASED = frozenset({"aten._assert_tensor_metadata"})

@@ -18,6 +18,7 @@ from typing import cast
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from sp.errors import Refusal, UnsupportedModelError
 from sp.passes.compute_rules import reduced_dims
@@ -122,7 +123,7 @@ def _cross_entropy(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node | Re
 
 def _summed_loss(node: fx.Node, graph: fx.Graph) -> fx.Node:
     """The loss of all tokens; in 16 bits, that of each token, summed in 32."""
-    scores, target, weight, _, *rest = cast("list[fx.node.Argument]", list(positional(node)))
+    scores, target, weight, _, *rest = cast("list[Argument]", list(positional(node)))
     dtype = node.meta["val"].dtype
     reduction = _SUM if _wide(dtype) == dtype else _NONE
     loss = graph.call_function(aten.cross_entropy_loss.default, (scores, target, weight, reduction, *rest))

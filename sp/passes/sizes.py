@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
-from sp.passes.fxtools import tensor
+from sp.passes.fxtools import shape, tensor
 from sp.program import Program
 
 # The functions of which torch makes size expressions, as Python computes them.
@@ -43,6 +43,14 @@ class Sizes:
         self.total = program.sequence.symbol
         self.local = {port.name for port in program.inputs if port.local}
         self.made: dict[sympy.Expr, fx.Node] = {}
+
+    def knows(self, size: object) -> bool:
+        """Whether it is a symbolic size that the inputs tell.  What depends on contents (`nonzero`) is none."""
+        return isinstance(size, torch.SymInt) and size.node.expr.free_symbols <= self._symbols()
+
+    def _symbols(self) -> set[sympy.Basic]:
+        inputs = [node for node in self.graph.find_nodes(op="placeholder") if tensor(node) is not None]
+        return {symbol for node in inputs for size in shape(node) for symbol in size.free_symbols}
 
     def node(self, size: sympy.Expr) -> fx.Node | int:
         """An int for a constant, otherwise a node: symbols are read at the top, the rest where the graph inserts."""

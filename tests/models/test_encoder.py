@@ -21,10 +21,7 @@ def test_loss_is_the_mean_over_labelled_tokens() -> None:
     hidden, loss = model(ids, labels)
     logits = model.head(hidden)
     terms = [
-        -logits[row, i].log_softmax(-1)[labels[row, i]]
-        for row in range(2)
-        for i in range(10)
-        if labels[row, i] != -100
+        -logits[row, i].log_softmax(-1)[labels[row, i]] for row in range(2) for i in range(10) if labels[row, i] != -100
     ]
     torch.testing.assert_close(loss, torch.stack(terms).mean())
 
