@@ -44,7 +44,7 @@ def step(model: torch.nn.Module, length: int) -> float:
     model.zero_grad()
     loss = model(ids, labels=ids).loss
     loss.backward()
-    return float(loss)
+    return float(loss.detach())
 
 
 def measure(job: Job) -> tuple[int, float]:
