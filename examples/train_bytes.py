@@ -122,7 +122,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=["llama", "gpt"], default="llama")
     parser.add_argument("--length", type=int, default=4096, help="tokens of the whole sequence")
     parser.add_argument("--batch", type=int, default=1, help="sequences a step")
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)

@@ -62,7 +62,24 @@ def export(
     """Export `flat` (which calls `model`) and say for which lengths.
 
     examples: makes inputs of at least that length.  Raises UnsupportedModelError."""
-    lengths, message = Lengths(), ""
+    try:
+        return _export(flat, model, examples, axes, Lengths())
+    except _FixedLengthError as error:  # perhaps the length at hand is a special one, as 5 is for x[:, -5:]
+        longer = error.length + 1
+        try:
+            return _export(flat, model, lambda least: examples(max(least, longer)), axes, Lengths())
+        except UnsupportedModelError:
+            raise error from error.__cause__
+
+
+class _FixedLengthError(UnsupportedModelError):
+    length: int
+
+
+def _export(
+    flat: nn.Module, model: nn.Module, examples: Callable[[int], list[torch.Tensor]], axes: Axes, lengths: Lengths
+) -> tuple[ExportedProgram, Lengths]:
+    message = ""
     for _ in range(_ATTEMPTS):
         inputs = examples(lengths.shortest)
         try:
@@ -124,11 +141,15 @@ def _untraceable(error: Exception, model: nn.Module) -> UnsupportedModelError:
     fixed = _fixed_length(message)
     if fixed:
         only = f"fixes its sequence length at {fixed}" if fixed.isdigit() else f"takes only some lengths: S = {fixed}"
-        return UnsupportedModelError(
+        kind = _FixedLengthError if fixed.isdigit() else UnsupportedModelError
+        refused = kind(
             f"{name} {only}",
             needed="a forward that works for any length",
             remedy="read sizes from the inputs (x.shape) instead of a constant; " + " ".join(_lines(message)[1:3]),
         )
+        if isinstance(refused, _FixedLengthError):
+            refused.length = int(fixed)
+        return refused
     advice = "the model itself may refuse this call: try it without sp"
     return UnsupportedModelError(
         f"torch.export cannot trace {name}: {type(error).__name__}: {(_lines(message) or [''])[0]}{_place(error)}",

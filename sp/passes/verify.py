@@ -2,20 +2,27 @@
 
     replicated value → op on shards, differentiable    must pass sp.replicate, or its gradient is one rank's part
     sharded value    → op on replicated values         must pass sp.unshard or sp.reduce
+    partial value    → anything                        must pass sp.reduce
+    sharded value    → op on shards                    must be what the op's rule needs, and make what it says
+    any value        → output                          whole, unless its port is local
     any value                                          must not be sequence × sequence
 
-The pass changes nothing.  A violation is our own mistake, never the user's: it is an AssertionError.
+Of what earlier passes found it reads nothing but each value's placement.  The pass changes nothing.  A violation is our
+own mistake, never the user's: it is an AssertionError.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import cast
 
 from torch import fx
 
-from sp.passes.fxtools import is_parameter, op_name, result, shape, tensor_operands
-from sp.program import Program, Replicated, Sharded
+from sp.passes.fxtools import is_parameter, op_name, result, shape, tensor, tensor_operands
+from sp.passes.rule_table import find_rule
+from sp.passes.rules import Case, Refused
+from sp.program import Partial, Placement, Program, Replicated, Sharded
 
 _BORDERS = frozenset({"sp.shard", "sp.unshard", "sp.reduce", "sp.replicate"})
 
@@ -25,10 +32,14 @@ class Verify:
     name: str = "verify"
 
     def run(self, program: Program) -> Program:
+        differentiable: set[fx.Node] = set()
         for node in program.graph.nodes:
+            if _is_differentiable(node, differentiable):
+                differentiable.add(node)
             if node.op == "call_function" and result(node) is not None:
-                _check_edges(node)
                 _check_size(node, program)
+                _check_edges(node, differentiable)
+        _check_outputs(program)
         return program.note(
             self.name, f"{len(program.graph.nodes)} nodes: every border op in its place, no S × S value"
         )
@@ -37,19 +48,54 @@ class Verify:
         del program  # `run` asserts
 
 
-def _check_edges(node: fx.Node) -> None:
-    if op_name(node) in _BORDERS or node.target is operator.getitem:
-        return
-    placed = [(operand, operand.meta.get("placement")) for operand in tensor_operands(node)]
-    varying = any(isinstance(placement, Sharded) for _, placement in placed)
-    if not varying:
-        return
-    assert not isinstance(node.meta.get("placement"), Replicated), f"{node} mixes shards into a replicated value"
-    for operand, placement in placed:
-        bare = is_parameter(operand) and isinstance(placement, Replicated)
-        assert not bare, f"{node} reads {operand} past sp.replicate: its gradient would be one rank's part"
+def _is_differentiable(node: fx.Node, known: set[fx.Node]) -> bool:
+    value = result(node)
+    if node.op == "placeholder":
+        return value is not None and value.is_floating_point()
+    return is_parameter(node) or any(operand in known for operand in node.all_input_nodes)
 
 
 def _check_size(node: fx.Node, program: Program) -> None:
     held = sum(size.has(program.sequence.symbol) for size in shape(node))
     assert held <= 1, f"{node} is sequence × sequence: {shape(node)}"
+
+
+def _check_edges(node: fx.Node, differentiable: set[fx.Node]) -> None:
+    name = op_name(node)
+    if name in _BORDERS or node.target is operator.getitem:
+        return
+    operands = tensor_operands(node)
+    placed = {operand: cast("Placement | None", operand.meta.get("placement")) for operand in operands}
+    unreduced = [operand for operand, placement in placed.items() if placement is None]
+    assert not unreduced, f"{node} reads {unreduced[0]}, each rank's part of a sum, past sp.reduce"
+    sharded = [operand for operand, placement in placed.items() if isinstance(placement, Sharded)]
+    if not sharded:
+        return
+    assert not isinstance(node.meta.get("placement"), Replicated), f"{node} mixes shards into a replicated value"
+    for operand, placement in placed.items():
+        bare = isinstance(placement, Replicated) and operand in differentiable and op_name(operand) != "sp.replicate"
+        assert not bare, f"{node} reads {operand} past sp.replicate: its gradient would be one rank's part"
+    if name != "sp.narrow":
+        _check_rule(node, sharded[0], operands, placed)
+
+
+def _check_rule(
+    node: fx.Node, anchor: fx.Node, operands: list[fx.Node], placed: dict[fx.Node, Placement | None]
+) -> None:
+    try:
+        ruling = find_rule(node)(Case(node, anchor, cast(Sharded, placed[anchor]), tuple(operands)))
+    except Refused as refused:
+        raise AssertionError(f"{node} has no rule for what it reads: {refused.why}") from refused
+    for operand, need in ruling.operands.items():
+        assert placed[operand] == need, f"{node} reads {operand}, which is {placed[operand]}, as {need}"
+    if tensor(node) is not None:
+        found = node.meta.get("placement", Partial())
+        assert found == ruling.output, f"{node} is {found}, its rule says {ruling.output}"
+
+
+def _check_outputs(program: Program) -> None:
+    values = cast("tuple[fx.Node, ...]", program.graph.output_node().args[0])
+    for port, value in zip(program.outputs, values, strict=True):
+        placement = value.meta.get("placement")
+        kind = Sharded if port.local else Replicated
+        assert isinstance(placement, kind), f"output {port.name!r} is {placement}, its port is {port}"

@@ -61,7 +61,7 @@ def test_float64_is_exact(world: int, layout: str, kernel: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("world", range(1, 17))
+@pytest.mark.parametrize("world", [5, 6, 7, 9, 12, 16])
 def test_float64_is_exact_everywhere(world: int, layout: str, kernel: str) -> None:
     masks = [*MASKS, *(Band(left, right) for left in (1, 13, None) for right in (0, 2, 11, None))]
     lengths = [world, world + 1, 2 * world - 1, 2 * world, 2 * world + 1, 5 * world + 3]
