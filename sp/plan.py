@@ -95,6 +95,21 @@ def make_plan(layout: str, mask: Band, length: int, world: int, rank: int) -> Pl
     return Plan(rule, mask, length, world, rank, tuple(steps))
 
 
+def count_steps(plan: Plan) -> int:
+    """How many steps a ring needs until no rank has work left: fewer than `world` under a narrow window."""
+    return _count_steps(plan.layout.name, plan.mask, plan.length, plan.world)
+
+
+@lru_cache(maxsize=4096)
+def _count_steps(layout: str, mask: Band, length: int, world: int) -> int:
+    runs = [LAYOUTS[layout].runs(length, rank, world) for rank in range(world)]
+    for hop in reversed(range(world)):
+        # From the last rank on: under a causal mask it sees the most, and answers at once.
+        if any(_tiles(runs[rank], runs[(rank - hop) % world], mask) for rank in reversed(range(world))):
+            return hop + 1
+    return 1
+
+
 def _tiles(queries: tuple[Run, ...], keys: tuple[Run, ...], mask: Band) -> tuple[Tile, ...]:
     found = (_tile(q, q0, k, k0, mask) for q, q0 in _placed(queries) for k, k0 in _placed(keys))
     return tuple(tile for tile in found if tile is not None)
@@ -113,10 +128,10 @@ def _tile(q: Run, q0: int, k: Run, k0: int, mask: Band) -> Tile | None:
     shift, stride = k.start - q.start, q.stride
     lower = None if mask.left is None else -((mask.left + shift) // stride)
     upper = None if mask.right is None else (mask.right - shift) // stride
-    return _trim(Tile(q0, q0 + q.length, k0, k0 + k.length, lower, upper))
+    return trim(Tile(q0, q0 + q.length, k0, k0 + k.length, lower, upper))
 
 
-def _trim(tile: Tile) -> Tile | None:
+def trim(tile: Tile) -> Tile | None:
     """Drop rows and columns that see nothing, and bounds that forbid nothing; None when the tile is empty.
 
     `upper=-1` over q[0:4] k[0:4] becomes `upper=0` over q[1:4] k[0:3]: striped attention's strict mask."""
@@ -163,7 +178,7 @@ def _join(tiles: tuple[Tile, ...]) -> Tile | None:
     q0, k0 = min(tile.q0 for tile in tiles), min(tile.k0 for tile in tiles)
     q1, k1 = max(tile.q1 for tile in tiles), max(tile.k1 for tile in tiles)
     lowers, uppers = zip(*(_diagonals(tile, q0, k0) for tile in tiles), strict=True)
-    around = _trim(Tile(q0, q1, k0, k1, min(lowers), max(uppers)))
+    around = trim(Tile(q0, q1, k0, k1, min(lowers), max(uppers)))
     return around if around and around.area == sum(tile.area for tile in tiles) else None
 
 

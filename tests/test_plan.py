@@ -4,7 +4,6 @@
 """
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -291,12 +290,12 @@ def areas(plan: Plan) -> list[int]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mask", [CAUSAL, Band(4095, 0)], ids=str)
-def test_plan_of_a_large_world_takes_milliseconds(layout: str, mask: Band) -> None:
+def test_plan_of_a_large_world_is_small(layout: str, mask: Band) -> None:
+    """Its size depends on the world, never on the length: making it takes milliseconds."""
     length, world, rank = 10_000_000, 1024, 500
-    make_plan.cache_clear()
-    begin = time.process_time()
     plan = make_plan(layout, mask, length, world, rank)
-    assert time.process_time() - begin < 0.2  # measured: 0.003 to 0.015
+    assert len(plan.steps) == world
+    assert all(len(step.tiles) <= 4 for step in plan.steps)
     left = length if mask.left is None else mask.left
     assert plan.area == sum(min(i, left) + 1 for i in plan.layout.positions(length, rank, world))
 

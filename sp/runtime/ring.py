@@ -16,12 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from sp.plan import Plan, Step, Tile, make_plan
+from sp.plan import Plan, Step, Tile, count_steps
 from sp.runtime.comm import Exchange, World, post_exchange
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator, accumulation_dtype
@@ -73,16 +72,6 @@ def ring_backward(
     # dk and dv are copied in any case: they share the buffer that travelled, and an operator's results may share none.
     dk_BGSD, dv_BGSE = dk_BGSD.to(saved.k_BGSD.dtype, copy=True), dv_BGSE.to(saved.v_BGSE.dtype, copy=True)
     return dq_BHSD.to(saved.q_BHSD.dtype), dk_BGSD, dv_BGSE
-
-
-@lru_cache(maxsize=4096)
-def count_steps(plan: Plan) -> int:
-    """How many steps of the ring are needed until no rank has work left: fewer than `world` under a narrow window."""
-    ranks = [
-        make_plan(plan.layout.name, plan.mask, plan.length, plan.world, rank) for rank in reversed(range(plan.world))
-    ]
-    busy = (hop for hop in reversed(range(plan.world)) if any(other.steps[hop].tiles for other in ranks))
-    return next(busy, 0) + 1
 
 
 @dataclass(frozen=True)

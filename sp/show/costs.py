@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sp.plan import Plan, make_plan
+from sp.plan import Plan, count_steps, make_plan
 from sp.program import AttentionSite
-from sp.runtime.ring import count_steps
 from sp.strategy import Strategy
 
 

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ def connect(world: int, timeout: timedelta) -> list[dist.ProcessGroup]:
     with ThreadPoolExecutor(world) as pool:  # each waits for all others
         groups = list(pool.map(lambda rank: _group(store, rank, world, device, timeout), range(world)))
     for rank, group in enumerate(groups):
-        name = c10d.GroupName(f"sp.testing.world{number}.rank{rank}")
+        name = cast("c10d.GroupName", f"sp.testing.world{number}.rank{rank}")  # older versions lack it
         group._set_group_name(name)
         c10d._register_process_group(name, group)
     return groups

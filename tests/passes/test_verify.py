@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from sp.passes import pipeline
+from sp.passes.attention import AXIS
 from sp.passes.fxtools import op_name
 from sp.passes.verify import Verify
 from sp.program import Port, Program, Replicated, Sharded
@@ -70,7 +71,10 @@ def multiply_positions(program: Program) -> Program:
 def read_a_whole_table(program: Program) -> Program:
     """The table, whole, where the op needs its shard."""
     shard = next(node for node in program.graph.nodes if node.name.startswith("shard") and "slice" in str(node.args[0]))
-    shard.replace_all_uses_with(find(program, "sp.replicate"))
+    with program.graph.inserting_before(shard):
+        whole = program.graph.call_function(torch.ops.sp.replicate.default, (shard.args[0], AXIS))
+    whole.meta = dict(shard.args[0].meta)
+    shard.replace_all_uses_with(whole)
     return program
 
 

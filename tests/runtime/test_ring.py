@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, FULL, Band
-from sp.plan import make_plan
+from sp.plan import count_steps, make_plan
 from sp.runtime import ring
 from sp.runtime.comm import Exchange, World, find_world
 from sp.runtime.kernels import KERNELS, Kernel
-from sp.runtime.ring import Saved, count_steps, ring_backward, ring_forward
+from sp.runtime.ring import Saved, ring_backward, ring_forward
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import (
     SCALE,

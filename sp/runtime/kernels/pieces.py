@@ -19,7 +19,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from sp.plan import Tile, _trim
+from sp.plan import Tile, trim
 
 Shape = Literal["full", "causal", "anticausal", "band"]
 
@@ -103,6 +103,6 @@ def _within(tile: Tile, q0: int, q1: int, k0: int, k1: int) -> Tile:
 
 
 def _trimmed(tile: Tile) -> Tile:
-    trimmed = _trim(tile)
+    trimmed = trim(tile)
     assert trimmed is not None, f"{tile} of a trimmed tile sees nothing"
     return trimmed

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sp.plan import Tile, _trim
+from sp.plan import Tile, trim
 from sp.runtime.kernels import pieces
 from sp.runtime.kernels.pieces import cut, shape
 
@@ -15,7 +15,7 @@ def trimmed_tiles(largest: int) -> Iterator[Tile]:
     sizes = range(1, largest + 1)
     for rows, columns in ((r, c) for r in sizes for c in sizes):
         bounds = (None, *range(-rows, columns + 1))
-        tiles = {_trim(Tile(3, 3 + rows, 5, 5 + columns, low, up)) for low in bounds for up in bounds}
+        tiles = {trim(Tile(3, 3 + rows, 5, 5 + columns, low, up)) for low in bounds for up in bounds}
         yield from (tile for tile in tiles if tile)
 
 
@@ -65,7 +65,7 @@ def test_what_strategies_need_is_one_piece() -> None:
 
 @pytest.mark.parametrize("width", [1, 64, 511, 512, 1024, 4096])
 def test_a_window_costs_no_more_than_its_width(width: int) -> None:
-    tile = _trim(Tile(0, 1 << 14, 0, 1 << 14, 1 - width, 0))
+    tile = trim(Tile(0, 1 << 14, 0, 1 << 14, 1 - width, 0))
     assert tile is not None
     area = sum((piece.q1 - piece.q0) * (piece.k1 - piece.k0) for piece in cut(tile))
     assert area <= tile.area * 1.6 + tile.q1 * pieces.BLOCK
