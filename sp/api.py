@@ -50,8 +50,7 @@ def parallelize(
     Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     options = _options(strategy, _group_name(mesh), sequence_dim, inputs, outputs, compile, kernel)
-    if isinstance(model, ParallelModule):
-        raise StrategyError("the model is parallelized already", remedy="parallelize the plain model once")
+    _check_plain(model)
     parallel = ParallelModule(model, options)
     if example_args is not None or example_kwargs is not None:
         parallel.capture(example_args or (), example_kwargs or {})
@@ -70,10 +69,16 @@ def inspect(
     kernel: str | None = None,
 ) -> Report:
     """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group."""
+    _check_plain(model)
     options = _options(strategy, "", sequence_dim, "global", outputs, False, kernel)
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     executable = build(model, request, request.length, options)
     return Report(executable.program, world_size, request.length, executable.captured)
+
+
+def _check_plain(model: nn.Module) -> None:
+    if isinstance(model, ParallelModule):
+        raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.model`")
 
 
 def _options(

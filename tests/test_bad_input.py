@@ -46,8 +46,10 @@ def test_unknown_option(option, value):
 
 
 def test_parallelized_twice():
-    with pytest.raises(sp.StrategyError, match="parallelized already"):
-        sp.parallelize(sp.parallelize(gpt()))
+    parallel = sp.parallelize(gpt())
+    for call in (sp.parallelize, sp.inspect):
+        with pytest.raises(sp.StrategyError, match="parallelized already"):
+            call(parallel)
 
 
 def test_mesh_of_another_type():

@@ -20,12 +20,9 @@ from torch import fx
 
 from sp.errors import Refusal, UnsupportedModelError
 from sp.passes.fxtools import is_parameter, op_name, refusal, result, shape, tensor, tensor_operands
-from sp.passes.rule_table import find_rule, passes_through
+from sp.passes.rule_table import CREATIONS, find_rule, passes_through
 from sp.passes.rules import Case, Refused, Ruling
 from sp.program import Partial, Placement, Program, Replicated, Sharded
-
-# Ops that read only the dtype and device of their operand.
-_FRESH = frozenset({"aten.new_ones", "aten.new_zeros", "aten.new_full"})
 
 
 @dataclass
@@ -131,7 +128,7 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
         return
     if sum(size.has(program.sequence.symbol) for size in shape(node)) > 1:
         raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
-    if op_name(node) in _FRESH:
+    if op_name(node) in CREATIONS:
         found.natural[node] = Replicated()
         _fresh(node, program, found)
         return

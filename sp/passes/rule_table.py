@@ -49,6 +49,9 @@ POINTWISE = frozenset(
     {"to", "_to_copy", "clone", "contiguous", "detach", "alias", "zeros_like", "ones_like", "full_like"}
 )
 
+# Ops that read no more of their operand than dtype and device: the result is whole whatever that is.
+CREATIONS = frozenset({"aten.new_ones", "aten.new_zeros", "aten.new_full"})
+
 TABLE: Mapping[str, Rule] = {
     **{f"aten.{name}": by_pattern(text) for name, text in PATTERNS.items()},
     **{f"aten.{name}": rule for name, rule in SHAPES.items()},

@@ -20,7 +20,7 @@ from typing import cast
 from torch import fx
 
 from sp.passes.fxtools import is_parameter, op_name, result, shape, tensor, tensor_operands
-from sp.passes.rule_table import find_rule
+from sp.passes.rule_table import CREATIONS, find_rule
 from sp.passes.rules import Case, Refused
 from sp.program import Partial, Placement, Program, Replicated, Sharded
 
@@ -62,7 +62,7 @@ def _check_size(node: fx.Node, program: Program) -> None:
 
 def _check_edges(node: fx.Node, differentiable: set[fx.Node]) -> None:
     name = op_name(node)
-    if name in _BORDERS or node.target is operator.getitem:
+    if name in _BORDERS | CREATIONS or node.target is operator.getitem:
         return
     operands = tensor_operands(node)
     placed = {operand: cast("Placement | None", operand.meta.get("placement")) for operand in operands}
