@@ -87,7 +87,8 @@ def normal_dim(dim: object, ndim: int) -> int:
 
 def source_line(node: fx.Node) -> str:
     """The innermost line of the user's (or a model library's) code that made this node: `file:line in function`."""
-    frames = [frame for frame in _frames(node.stack_trace) if "/torch/" not in frame[0]]
+    traces = [one.stack_trace for one in (node, *inner_nodes(node)) if one.stack_trace]
+    frames = [frame for frame in _frames(traces[0] if traces else None) if "/torch/" not in frame[0]]
     if not frames:
         return "(no source line recorded)"
     file, line, function = frames[-1]
@@ -120,9 +121,23 @@ def refusal(node: fx.Node, why: str, remedy: str) -> Refusal:
 
 def is_parameter(node: fx.Node) -> bool:
     """Whether this node reads an `nn.Parameter` (or a buffer that trains)."""
+    return isinstance(attribute(node), torch.nn.Parameter)
+
+
+def attribute(node: fx.Node) -> object:
+    """What a node reads off its module, None if it reads nothing."""
     if node.op != "get_attr":
-        return False
+        return None
     owner: object = node.graph.owning_module
     for part in str(node.target).split("."):
         owner = getattr(owner, part)
-    return isinstance(owner, torch.nn.Parameter)
+    return owner
+
+
+def inner_nodes(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes of the graphs that a node runs: what stands under `torch.no_grad()` has a graph of its own."""
+    for operand in node.all_input_nodes:
+        held = attribute(operand)
+        for inner in held.graph.nodes if isinstance(held, fx.GraphModule) else ():
+            yield inner
+            yield from inner_nodes(inner)

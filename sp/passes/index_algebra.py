@@ -155,11 +155,11 @@ class IndexAlgebra:
             return expression(size)
         if (constant := _traced_constant(node)) is not None:
             return _constant(constant)
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function":
             kind = "an input" if node.op == "placeholder" else "a parameter or buffer"
             raise Opaque(node, f"{node.name} is {kind}: its values are not known when the graph is made")
         rule = self.rules.get(op_name(node).removeprefix("aten."))
-        if rule is None or tensor(node) is None:
+        if rule is None or tensor(node) is None or not isinstance(node.target, torch._ops.OpOverload):
             raise Opaque(node, f"the index algebra does not know {op_name(node)}")
         value = rule(self, node, positional(node))
         single = {dim: 0 for dim, size in enumerate(shape(node)) if size == 1}

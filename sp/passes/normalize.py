@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from sp.errors import UnsupportedModelError
-from sp.passes.fxtools import expression, op_name, positional, refusal, shape, tensor
+from sp.passes.fxtools import expression, inner_nodes, op_name, positional, refusal, shape, tensor
 from sp.passes.sizes import Sizes
 from sp.program import Program
 
@@ -60,12 +60,16 @@ class Normalize:
 
 def _refuse_in_place(program: Program) -> None:
     """`mask[:, 0] = 1` would change what the index algebra has read off the line that made `mask`."""
-    schemas = [(node, getattr(node.target, "_schema", None)) for node in program.graph.nodes]
-    mutable = [node for node, schema in schemas if schema is not None and schema.is_mutable]
+    mutable = [node for node in program.graph.nodes if any(_is_mutable(one) for one in (node, *inner_nodes(node)))]
     if mutable:
         remedy = "write it out of place (x = x + y for x += y, torch.where for x[...] = y)"
         refusals = [refusal(node, "it changes its operand in place", remedy) for node in mutable]
         raise UnsupportedModelError("values are changed in place", refusals=refusals)
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 def _as_view(node: fx.Node, sizes: Sizes) -> None:

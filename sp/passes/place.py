@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from sp.errors import Refusal, UnsupportedModelError
-from sp.passes.fxtools import is_parameter, op_name, refusal, result, shape, tensor, tensor_operands
+from sp.passes.fxtools import inner_nodes, is_parameter, op_name, refusal, result, shape, tensor, tensor_operands
 from sp.passes.rule_table import CREATIONS, find_rule, passes_through
 from sp.passes.rules import Case, Refused, Ruling
 from sp.program import Partial, Placement, Program, Replicated, Sharded
@@ -149,7 +149,7 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
 
 def _refuse_random(node: fx.Node) -> None:
     """No placement makes these right, in either domain."""
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+    if any(torch.Tag.nondeterministic_seeded in getattr(one.target, "tags", ()) for one in (node, *inner_nodes(node))):
         raise Refused("it draws random numbers, which would differ between ranks", "set dropout to 0, or call eval()")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from sp.passes.attention import RewriteAttention
 from sp.passes.call import Call
 from sp.passes.capture import SequenceDim, capture
 from sp.passes.fxtools import op_name
@@ -73,3 +74,25 @@ def _line(node: fx.Node) -> str:
     values = [str(argument) for argument in node.args]
     values += [f"{name}={value}" for name, value in node.kwargs.items() if value is not None]
     return f"{node.name} = {op_name(node)}({', '.join(values)})"
+
+
+class Attend(nn.Module):
+    """Attention of x [B, H, S, D] over itself, in a way of its own."""
+
+    def __init__(self, way: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(x)
+
+
+def normalized(model: nn.Module, *args: Tensor, sequence_dim: Any = 2, **kwargs: Any) -> Program:
+    call, tensors = Call.of(model, args, kwargs)
+    captured, _ = capture(model, call, tensors, sequence_dim=sequence_dim, strategy=find_strategy("striped"))
+    return run_passes(captured, [Normalize()])
+
+
+def rewritten(way: Callable[[Tensor], Tensor], heads: int = 4) -> Program:
+    program = normalized(Attend(way), torch.zeros(2, heads, 9, 8))
+    return run_passes(program, [RewriteAttention()])

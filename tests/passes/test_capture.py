@@ -236,6 +236,11 @@ def test_a_length_outside_of_the_range() -> None:
     assert "one graph of Small does not hold for a sequence of 5 tokens\n  needed: 6 … ∞ tokens" in str(caught.value)
 
 
+def test_a_single_token() -> None:
+    with pytest.raises(InputError, match="does not hold for a sequence of 1 tokens\n  needed: 2 … ∞ tokens"):
+        captured(lambda m, ids: m.e(ids), IDS_BS[:, :1])
+
+
 def test_a_length_beyond_the_model() -> None:
     with pytest.raises(UnsupportedModelError, match="cannot trace GPT"):
         captured(GPT(GPTConfig(layers=1, heads=1, width=4, max_length=8)), torch.zeros(2, 9, dtype=torch.long))

@@ -112,8 +112,8 @@ def single(model: Small, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[T
 def results(outputs: list[Tensor], model: Small, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs and the gradients of all parameters and floating inputs."""
     leaves = [*model.parameters(), *(x for x in inputs if x.requires_grad)]
-    loss = sum(output.double().square().sum() for output in outputs if output.requires_grad)
-    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True) if outputs else ()
+    losses = [output.double().square().sum() for output in outputs if output.requires_grad]
+    gradients = torch.autograd.grad(losses, leaves, allow_unused=True, materialize_grads=True) if losses else ()
     return [output.detach() for output in outputs], list(gradients)
 
 

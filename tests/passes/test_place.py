@@ -180,6 +180,25 @@ def assigned_to_ids(m: Small, ids: Tensor) -> Tensor:
     return m.e(shifted)
 
 
+def noise_without_gradients(m: Small, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        noise = torch.randn(4) * 2
+    return m.e(ids) + noise
+
+
+def assigned_without_gradients(m: Small, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        shifted = ids.clone()
+        shifted[:, 0] = 3
+    return m.e(shifted)
+
+
+def activations_without_gradients(m: Small, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = m.e(ids) * 2
+    return m.l(h)
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "no rule": (
         lambda m, ids: m.e(ids).flip(1),
@@ -248,6 +267,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "noise": (lambda m, ids: m.e(ids) + torch.randn(4), "it draws random numbers"),
     "random and pointwise": (lambda m, ids: F.rrelu(m.e(ids), training=True), "it draws random numbers"),
     "noise in ids": (lambda m, ids: m.e(torch.randint_like(ids, 11)), "it draws random numbers"),
+    "noise without gradients": (noise_without_gradients, "it draws random numbers"),
+    "assigned without gradients": (assigned_without_gradients, "it changes its operand in place"),
+    "activations without gradients": (
+        activations_without_gradients,
+        "no placement rule for wrap_with_set_grad_enabled",
+    ),
     "in place": (in_place, "it changes its operand in place"),
     "assigned to ids": (assigned_to_ids, "it changes its operand in place"),
     "probabilities as targets": (
