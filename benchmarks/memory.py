@@ -2,8 +2,13 @@
 
     python benchmarks/memory.py --length 16384
 
-Each figure is read in a process of its own: the highest resident size during the step, minus the resident size before
-it (weights, optimizer state, inputs and code are there already, from a warm-up step on a short sequence).
+Two figures, both from a process of its own, after a warm-up step on a short sequence:
+
+* tensors: the most bytes of tensors alive at once during one forward and backward, counted by torch's profiler;
+* resident: the highest resident size during the step minus that before it.  It adds what the C library's allocator
+  keeps and fragments, which differs from run to run.
+
+Weights, inputs and code are there before and do not count; the weights' gradients do.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from pathlib import Path
 
 import torch
 from tabulate import tabulate
+from torch.profiler import ProfilerActivity, profile
 
 import sp
 from sp.models import Llama, LlamaConfig
@@ -47,8 +53,20 @@ def step(model: torch.nn.Module, length: int) -> float:
     return float(loss.detach())
 
 
-def measure(job: Job) -> tuple[int, float]:
-    """Bytes that one training step needs on this rank, and its loss."""
+def most_alive_bytes(model: torch.nn.Module, length: int) -> int:
+    """The most bytes that tensors made during one step take at once."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step(model, length)
+    alive = most = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            alive += event.nbytes()
+            most = max(most, alive)
+    return most
+
+
+def measure(job: Job) -> tuple[int, int, float]:
+    """Bytes that one training step needs on this rank, resident and in tensors, and its loss."""
     torch.manual_seed(0)
     model = Llama(LlamaConfig(layers=job.layers, width=job.width, heads=8, kv_heads=4))
     if job.strategy is not None:
@@ -58,7 +76,8 @@ def measure(job: Job) -> tuple[int, float]:
     step(model, 64)
     before = resident_bytes("VmRSS")
     loss = step(model, job.length)
-    return resident_bytes("VmHWM") - before, loss
+    resident = resident_bytes("VmHWM") - before
+    return resident, most_alive_bytes(model, job.length), loss
 
 
 def main() -> None:
@@ -69,14 +88,15 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="measure the compiled step, not the eager one")
     options = parser.parse_args()
     rows: list[tuple[object, ...]] = []
-    single = 0
+    single = (0, 0)
     for strategy in (None, "striped", "zigzag", "ring"):
         job = Job(strategy, options.length, options.layers, options.width, options.compile)
         found = run_processes(1 if strategy is None else 2, measure, job, timeout_s=1500)
-        peak = max(size for size, _ in found)
-        single = single or peak
-        rows.append((strategy or "single device", f"{peak / MIB:.0f}", f"{peak / single:.3f}", f"{found[0][1]:.6f}"))
-    print(tabulate(rows, headers=("run", "peak MiB a rank", "of single", "loss")))
+        peaks = tuple(max(rank[place] for rank in found) for place in (0, 1))
+        single = peaks if strategy is None else single
+        figures = [(f"{peaks[i] / MIB:.0f}", f"{peaks[i] / single[i]:.3f}") for i in (1, 0)]
+        rows.append((strategy or "single device", *figures[0], *figures[1], f"{found[0][2]:.6f}"))
+    print(tabulate(rows, headers=("run", "tensors MiB", "of single", "resident MiB", "of single", "loss")))
 
 
 if __name__ == "__main__":

@@ -145,5 +145,7 @@ class Program:
 
     def digest(self) -> str:
         """A hash of everything that all ranks must agree on."""
-        text = f"{torch.__version__}\n{self.strategy}\n{self.inputs}\n{self.outputs}\n{self.graph}"
+        nested = (module.graph for module in self.graph_module.modules() if isinstance(module, fx.GraphModule))
+        graphs = "\n".join(str(graph) for graph in nested)  # itself, and the bodies of no_grad and autocast regions
+        text = f"{torch.__version__}\n{self.strategy}\n{self.inputs}\n{self.outputs}\n{graphs}"
         return hashlib.sha256(text.encode()).hexdigest()

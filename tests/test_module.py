@@ -192,6 +192,11 @@ def test_some_outputs_local():
         torch.testing.assert_close(logits, expected.logits[:, positions], rtol=1e-12, atol=1e-12)
 
 
+def test_an_output_that_the_model_lacks():
+    with pytest.raises(sp.StrategyError, match=r"no output 'logit'(.|\n)*logits, loss"):
+        sp.parallelize(gpt(), outputs={"logit": "local"}, compile=False)(ids(9), labels=ids(9))
+
+
 def test_input_that_requires_grad_gets_its_whole_gradient():
     torch.manual_seed(0)
     model = Trunk().double()

@@ -102,6 +102,14 @@ def test_the_comparison_can_fail():
         assert not errors_between(changed, right).within(1e-11)
 
 
+def test_the_comparison_sees_nan():
+    model = make("llama")
+    ids, labels = batch(12)
+    right = run_once(model, (ids,), {"labels": labels})
+    broken = {**right.gradients, "norm.weight": right.gradients["norm.weight"] * torch.nan}
+    assert not errors_between(type(right)(right.outputs, broken), right).within(1e9)
+
+
 def test_all_labels_ignored_is_nan_everywhere_as_on_one_device():
     model = make("gpt")
     ids, _ = batch(12)

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from sp.errors import StrategyError
 from sp.passes.attention import AXIS
 from sp.passes.fxtools import exact_quotient, op_name, shape, tensor
 from sp.passes.place import Placements, find_placements
@@ -190,6 +191,7 @@ class _Localizer:
         return self.sizes.node(sizes) if isinstance(sizes, sympy.Expr) else sizes
 
     def _output(self, node: fx.Node, outputs: OutputForm) -> tuple[Port, ...]:
+        _check_names(outputs, [port.name for port in self.program.outputs])
         results: list[fx.Node] = []
         ports: list[Port] = []
         for port, value in zip(self.program.outputs, cast(tuple[fx.Node, ...], node.args[0]), strict=True):
@@ -235,3 +237,9 @@ class _Localizer:
         if tensor(made) is not None:
             made.meta["placement"] = placement
         return made
+
+
+def _check_names(outputs: OutputForm, known: list[str]) -> None:
+    unknown = [] if isinstance(outputs, str) else sorted(set(outputs) - set(known))
+    if unknown:
+        raise StrategyError(f"the model has no output {unknown[0]!r}", needed=f"names among: {', '.join(known)}")

@@ -6,6 +6,7 @@ and for each tensor the norm of the difference over the norm of what is right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -65,6 +66,8 @@ def relative_error(found: Tensor, right: Tensor, floor: float = 0.0) -> float:
     assert found.shape == right.shape, f"{tuple(found.shape)} is not {tuple(right.shape)}"
     found, right = found.detach(), right.detach()
     difference = torch.where(found.isnan() & right.isnan(), 0.0, found.double() - right.double()).norm()
+    if difference.isnan():
+        return math.inf
     scale = max(float(right.double().nan_to_num().norm()), floor)
     return float(difference) / scale if scale else float(difference)
 

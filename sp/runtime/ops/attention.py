@@ -75,6 +75,8 @@ def check(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, kernel: str) -> None:
     if groups != values or heads % groups or q_BHSD.shape[3] != k_BGSD.shape[3]:
         needed = "as many value heads as key heads, which divide the query heads, and q and k of one size"
         raise InputError(f"attention got q, k, v of shapes {shapes}", needed=needed)
+    if not q_BHSD.shape[0] == k_BGSD.shape[0] == v_BGSE.shape[0]:
+        raise InputError(f"attention got q, k, v of shapes {shapes}", needed="one batch size")
     if not q_BHSD.dtype == k_BGSD.dtype == v_BGSE.dtype:
         found = ", ".join(str(x.dtype) for x in (q_BHSD, k_BGSD, v_BGSE))
         raise InputError(f"attention got q, k, v of {found}", needed="one dtype")
