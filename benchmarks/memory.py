@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 from tabulate import tabulate
-from torch.profiler import ProfilerActivity, profile
 
 import sp
 from sp.models import Llama, LlamaConfig
+from sp.testing.memory import most_alive_bytes
 from sp.testing.ranks import run_processes
 
 MIB = 2**20
@@ -53,18 +53,6 @@ def step(model: torch.nn.Module, length: int) -> float:
     return float(loss.detach())
 
 
-def most_alive_bytes(model: torch.nn.Module, length: int) -> int:
-    """The most bytes that tensors made during one step take at once."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step(model, length)
-    alive = most = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            most = max(most, alive)
-    return most
-
-
 def measure(job: Job) -> tuple[int, int, float]:
     """Bytes that one training step needs on this rank, resident and in tensors, and its loss."""
     torch.manual_seed(0)
@@ -77,7 +65,7 @@ def measure(job: Job) -> tuple[int, int, float]:
     before = resident_bytes("VmRSS")
     loss = step(model, job.length)
     resident = resident_bytes("VmHWM") - before
-    return resident, most_alive_bytes(model, job.length), loss
+    return resident, most_alive_bytes(lambda: step(model, job.length)), loss
 
 
 def main() -> None:

@@ -24,12 +24,12 @@ import torch.distributed as dist
 from bytes_data import VOCABULARY, PythonSources
 from bytes_report import Run, draw, table, verdicts
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 import sp
 from sp.models import GPT, GPTConfig, Llama, LlamaConfig
 from sp.testing import ProcessWorld
+from sp.testing.memory import most_alive_bytes
 
 
 def make_model(args: argparse.Namespace) -> nn.Module:
@@ -96,14 +96,11 @@ def step_memory(model: nn.Module, ids: torch.Tensor) -> int:
 
     Counted by torch's profiler.  The process's own peak (ru_maxrss) would be the compiler's, or an earlier run's."""
     os.environ["KINETO_LOG_LEVEL"] = "99"  # or it says on stderr that it starts and stops
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+
+    def step() -> None:
         model(ids, labels=ids).loss.backward()
-    alive = most = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            most = max(most, alive)
-    return most
+
+    return most_alive_bytes(step)
 
 
 def missing_for_compile() -> str:
