@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -34,6 +36,7 @@ def parallelize(
     outputs: OutputForm = "global",
     compile: bool | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
     kernel: str | None = None,
+    generator: torch.Generator | None = None,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
@@ -46,10 +49,12 @@ def parallelize(
     outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name.
     compile: False runs the graph as it is; a mapping is passed on to torch.compile.
     kernel: "dense" or "flash"; None chooses by device and dtype, and the report shows which.
+    generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
 
     Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     options = _options(strategy, _group_name(mesh), sequence_dim, inputs, outputs, compile, kernel)
+    options = replace(options, generator=generator)
     _check_plain(model)
     parallel = ParallelModule(model, options)
     if example_args is not None or example_kwargs is not None:
@@ -72,8 +77,8 @@ def inspect(
     _check_plain(model)
     options = _options(strategy, "", sequence_dim, "global", outputs, False, kernel)
     request = Request.of(model, args, kwargs or {}, sequence_dim)
-    executable = build(model, request, request.length, options)
-    return Report(executable.program, world_size, request.length, executable.captured)
+    executable = build(model, request, request.lengths, options)
+    return Report(executable.program, world_size, request.lengths, executable.captured)
 
 
 def _check_plain(model: nn.Module) -> None:

@@ -42,15 +42,18 @@ class Refusal:
 
     node: the graph node, as printed.  source: the user's line.
     why: which dim, which placement, through which values.
+    more: how many others like it, from the same line (of other layers), stand for it.
     """
 
     node: str
     source: str
     why: str
     remedy: str
+    more: int = 0
 
     def __str__(self) -> str:
-        return f"{self.node}\n    at:     {self.source}\n    why:    {self.why}\n    remedy: {self.remedy}"
+        more = f"  (and {self.more} more from this line)" if self.more else ""
+        return f"{self.node}\n    at:     {self.source}{more}\n    why:    {self.why}\n    remedy: {self.remedy}"
 
 
 class UnsupportedModelError(SpError):

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from sp.errors import InputError
 from sp.options import Options
 from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
-from sp.program import Program
-from sp.request import Request
+from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
+from sp.request import Lengths, Request
 from sp.runtime.comm import seat_name
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.
@@ -34,24 +35,31 @@ class Executable:
     outputs: Outputs
     bound: fx.GraphModule
     run: Callable[..., Any]
-    length: int
+    lengths: Lengths
     calls: int = 0
     agreed: bool = False
     slots: list[Slot] = field(default_factory=list["Slot"])
 
-    def fits(self, request: Request, length: int) -> bool:
-        sequence = self.program.sequence
-        within = sequence.shortest <= length <= (sequence.longest or length)
-        return request.key == self.key and within and accepts(self.captured, request.tensors)
+    def fits(self, request: Request, lengths: Sequence[int]) -> bool:
+        if request.key != self.key:
+            return False
+        pairs = zip(self.program.sequences, lengths, strict=True)
+        return all(sequence.holds(length) for sequence, length in pairs) and accepts(self.captured, request.tensors)
 
-    def __call__(self, model: nn.Module, tensors: Sequence[Tensor], length: int) -> Any:
-        """Run on this rank.  length: of the whole sequence."""
+    @property
+    def is_noisy(self) -> bool:
+        """Whether it drops out, and so needs a seed."""
+        return any(port.name == NOISE_SEED for port in self.program.inputs)
+
+    def __call__(self, model: nn.Module, request: Request, lengths: Lengths, seed: Tensor | None = None) -> Any:
+        """Run on this rank.  lengths: of the whole sequences.  seed: int64 [], the same on every rank."""
         for slot in self.slots:
             slot.refresh(model)
-        carried = [torch.empty(length, 0)] if len(self.program.inputs) > len(tensors) else []
         self.calls += 1
-        self.length = length
-        return self.outputs.rebuild(self.run(*tensors, *carried))
+        self.lengths = lengths
+        carried = {LENGTH_CARRIER: torch.empty(lengths[0], 0), NOISE_SEED: seed}
+        added = [carried[port.name] for port in self.program.inputs if port.is_added]
+        return self.outputs.rebuild(self.run(*request.tensors, *added))
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,8 @@ class Slot:
             setattr(self.holder, self.attribute, current)
 
 
-def build(model: nn.Module, request: Request, length: int, options: Options) -> Executable:
-    """Capture `model` for calls like `request` over a global `length`, transform, bind and compile it."""
+def build(model: nn.Module, request: Request, lengths: Lengths, options: Options) -> Executable:
+    """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it."""
     with _TRACING:
         captured, outputs = capture(
             model,
@@ -80,13 +88,24 @@ def build(model: nn.Module, request: Request, length: int, options: Options) -> 
             request.tensors,
             sequence_dim=options.sequence_dim,
             strategy=options.strategy,
-            length=length,
+            length=lengths[0] if options.local_inputs else None,
             local_inputs=options.local_inputs,
         )
         program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
+        _check_lengths(program, lengths, type(model).__name__)
         bound = bind(program, seat_name(options.group))
     run = _compiled(bound, options.compile) if options.compile else bound
-    return Executable(request.key, captured, program, outputs, bound, run, length, slots=_slots(bound, model))
+    return Executable(request.key, captured, program, outputs, bound, run, lengths, slots=_slots(bound, model))
+
+
+def _check_lengths(program: Program, lengths: Lengths, name: str) -> None:
+    """Capture has checked what it holds for; passes may have narrowed that."""
+    for sequence, length in zip(program.sequences, lengths, strict=True):
+        if not sequence.holds(length):
+            raise InputError(
+                f"one graph of {name} does not hold for a sequence of {length} tokens",
+                needed=f"{sequence.shortest} … {sequence.longest or '∞'} tokens",
+            )
 
 
 def _compiled(bound: fx.GraphModule, settings: bool | Mapping[str, Any]) -> Callable[..., Any]:

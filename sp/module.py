@@ -13,8 +13,8 @@ from sp.errors import InputError, SpError
 from sp.executable import Executable, build
 from sp.layout import LAYOUTS
 from sp.options import Options
-from sp.request import Request
-from sp.runtime.agreement import Statement, check_agreement, checksum, exchange_statements
+from sp.request import Lengths, Request
+from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed, exchange_statements
 from sp.runtime.comm import World, find_world
 from sp.runtime.shards import BoundLayout
 from sp.show import Report
@@ -57,19 +57,20 @@ class ParallelModule(nn.Module):
     def report(self) -> Report:
         """What was rewritten, and why."""
         latest = self._latest()
-        return Report(latest.program, find_world(self.options.group).size, latest.length, latest.captured)
+        return Report(latest.program, find_world(self.options.group).size, latest.lengths, latest.captured)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own forward.  Whatever does not fit is raised on all ranks before any data is exchanged."""
         world = find_world(self.options.group)
-        request, length = self._agree_on_call(world, args, kwargs)
-        executable = self._agree_on_program(world, request, length)
-        return executable(self.model, request.tensors, length)
+        request, lengths = self._agree_on_call(world, args, kwargs)
+        executable = self._agree_on_program(world, request, lengths)
+        seed = draw_seed(world, self.options.generator, self._device()) if executable.is_noisy else None
+        return executable(self.model, request, lengths, seed)
 
     def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Capture now, for calls like this one, without any communication.  Tensors are taken to be global."""
         request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
-        self._executable(request, request.length)
+        self._executable(request, request.lengths)
 
     def train(self, mode: bool = True) -> Self:
         self.model.train(mode)
@@ -100,8 +101,8 @@ class ParallelModule(nn.Module):
             )
         return self.executables[-1]
 
-    def _agree_on_call(self, world: World, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Request, int]:
-        """The call and its global length; every rank raises if any rank's call does not fit."""
+    def _agree_on_call(self, world: World, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Request, Lengths]:
+        """The call and its global lengths; every rank raises if any rank's call does not fit."""
         request, failure = None, None
         try:
             request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
@@ -112,14 +113,14 @@ class ParallelModule(nn.Module):
         statements = self._exchange(world, statement, failure)
         assert request is not None
         if not self.options.local_inputs:
-            return request, request.length
-        return request, self._global_length([int(said.length) for said in statements])
+            return request, request.lengths
+        return request, (self._global_length([int(said.length) for said in statements]),)
 
-    def _agree_on_program(self, world: World, request: Request, length: int) -> Executable:
+    def _agree_on_program(self, world: World, request: Request, lengths: Lengths) -> Executable:
         """The executable for this call.  A new one is compared by hash: capture or passes may have failed elsewhere."""
         executable, failure = None, None
         try:
-            executable = self._executable(request, length)
+            executable = self._executable(request, lengths)
             if executable.agreed:
                 return executable
             statement = Statement(program=executable.program.digest())
@@ -142,13 +143,17 @@ class ParallelModule(nn.Module):
         calls = max((known.calls for known in self.executables if known.key == request.key), default=0)
         contents = checksum(request.tensors) if calls < CONTENT_CHECKS and not local else ""
         return Statement(
-            request.key, shapes=request.shapes(without_sequence=local), contents=contents, length=str(request.length)
+            request.key,
+            shapes=request.shapes(without_sequence=local),
+            contents=contents,
+            length=str(request.lengths[0]),
         )
 
     def _check_length(self, request: Request, world: World) -> None:
-        if not self.options.local_inputs and request.length < world.size:
+        shortest = min(request.lengths)
+        if not self.options.local_inputs and shortest < world.size:
             raise InputError(
-                f"a sequence of {request.length} tokens cannot be spread over {world.size} ranks",
+                f"a sequence of {shortest} tokens cannot be spread over {world.size} ranks",
                 needed="at least one token for each rank",
                 remedy="use a longer sequence, or a smaller mesh",
             )
@@ -164,11 +169,11 @@ class ParallelModule(nn.Module):
             )
         return sum(lengths)
 
-    def _executable(self, request: Request, length: int) -> Executable:
+    def _executable(self, request: Request, lengths: Lengths) -> Executable:
         for known in self.executables:
-            if known.fits(request, length):
+            if known.fits(request, lengths):
                 return known
-        self.executables.append(build(self.model, request, length, self.options))
+        self.executables.append(build(self.model, request, lengths, self.options))
         return self.executables[-1]
 
     def _device(self) -> torch.device:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from sp.passes.capture import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.strategy import Strategy
@@ -14,7 +16,8 @@ from sp.strategy import Strategy
 @dataclass(frozen=True)
 class Options:
     """group: name of the process group whose ranks share the sequence; "" is a world of one.
-    compile: whether torch.compile runs the rewritten graph, or its options."""
+    compile: whether torch.compile runs the rewritten graph, or its options.
+    generator: what the seeds of dropout are drawn from; None is torch's own."""
 
     strategy: Strategy
     group: str = ""
@@ -23,3 +26,4 @@ class Options:
     outputs: OutputForm = "global"
     compile: bool | Mapping[str, Any] = True
     kernel: str | None = None
+    generator: torch.Generator | None = None

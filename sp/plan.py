@@ -73,6 +73,7 @@ class Plan:
     layout: Layout
     mask: Band
     length: int
+    keys: int
     world: int
     rank: int
     steps: tuple[Step, ...]
@@ -83,29 +84,32 @@ class Plan:
 
 
 @lru_cache(maxsize=4096)
-def make_plan(layout: str, mask: Band, length: int, world: int, rank: int) -> Plan:
-    """The plan of `rank` for self-attention over `length` global positions."""
+def make_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys: int | None = None) -> Plan:
+    """The plan of `rank` for attention of `length` global positions to themselves, or to `keys` of another sequence.
+
+    Both sequences are dealt by the same layout; the mask compares their positions."""
     rule = LAYOUTS[layout]
+    keys = length if keys is None else keys
     queries = rule.runs(length, rank, world)
     steps: list[Step] = []
     for hop in range(world):
         source = (rank - hop) % world
-        tiles = _tiles(queries, rule.runs(length, source, world), mask)
+        tiles = _tiles(queries, rule.runs(keys, source, world), mask)
         steps.append(Step(source, _merge(tiles)))
-    return Plan(rule, mask, length, world, rank, tuple(steps))
+    return Plan(rule, mask, length, keys, world, rank, tuple(steps))
 
 
 def count_steps(plan: Plan) -> int:
     """How many steps a ring needs until no rank has work left: fewer than `world` under a narrow window."""
-    return _count_steps(plan.layout.name, plan.mask, plan.length, plan.world)
+    return _count_steps(plan.layout.name, plan.mask, plan.length, plan.keys, plan.world)
 
 
 @lru_cache(maxsize=4096)
-def _count_steps(layout: str, mask: Band, length: int, world: int) -> int:
-    runs = [LAYOUTS[layout].runs(length, rank, world) for rank in range(world)]
+def _count_steps(layout: str, mask: Band, length: int, keys: int, world: int) -> int:
+    queries, held = ([LAYOUTS[layout].runs(total, rank, world) for rank in range(world)] for total in (length, keys))
     for hop in reversed(range(world)):
         # From the last rank on: under a causal mask it sees the most, and answers at once.
-        if any(_tiles(runs[rank], runs[(rank - hop) % world], mask) for rank in reversed(range(world))):
+        if any(_tiles(queries[rank], held[(rank - hop) % world], mask) for rank in reversed(range(world))):
             return hop + 1
     return 1
 

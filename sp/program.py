@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import sympy
 import torch
 from torch import fx
 
+from sp.errors import Refusal
 from sp.mask import Band
 from sp.strategy import Strategy
 
@@ -42,15 +43,24 @@ class Sharded:
         """All positions, in a dim of their own."""
         return Sharded(dim, sympy.Integer(1), sympy.Integer(0), total, total)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it covers all positions of its sequence."""
+        return self.length == self.total
+
+    def can_become(self, other: Sharded) -> bool:
+        """Whether moving elements between ranks is all that it takes: the same elements, dealt as another span."""
+        return (self.dim, self.outer, self.length) == (other.dim, other.outer, other.length)
+
     def __str__(self) -> str:
         outer = "" if self.outer == 1 else f", outer={self.outer}"
-        span = "" if self.length == self.total else f", [{self.start}:{self.start + self.length}]"
+        span = "" if self.is_whole else f", [{self.start}:{self.start + self.length}]"
         return f"sharded(dim {self.dim}{outer}{span})"
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Each rank holds its own part of a sum, still to be reduced."""
+    """Each rank holds its own part of a sum (or maximum, or minimum), still to be reduced."""
 
     op: str = "sum"
 
@@ -63,11 +73,19 @@ Placement = Replicated | Sharded | Partial
 
 @dataclass(frozen=True)
 class Sequence:
-    """The captured sequence: its size symbol and the global lengths for which the capture holds."""
+    """A captured sequence: its size symbol and the global lengths for which the capture holds."""
 
     symbol: sympy.Symbol
     shortest: int
     longest: int | None
+
+    def holds(self, length: int) -> bool:
+        return self.shortest <= length <= (self.longest or length)
+
+
+# Inputs that sp adds to those of the caller.
+LENGTH_CARRIER = "global_length"  # an empty tensor as long as the whole sequence, where the caller passes shards
+NOISE_SEED = "noise_seed"  # what the call's dropouts are drawn from
 
 
 @dataclass(frozen=True)
@@ -78,14 +96,21 @@ class Port:
     dim: int | None
     local: bool = False
 
+    @property
+    def is_added(self) -> bool:
+        """Whether it is an input of ours, not of the caller."""
+        return self.name in (LENGTH_CARRIER, NOISE_SEED)
+
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """One rewritten attention, for the report.  Widths are those of one token: heads × head width."""
+    """One rewritten attention, for the report.  queries, keys: how many, as expressions in the sequences' symbols."""
 
     node: str
     source: str
     mask: Band
+    queries: sympy.Expr
+    keys: sympy.Expr
     heads: int
     kv_heads: int
     head_width: int
@@ -118,10 +143,12 @@ class Program:
 
     graph_module: takes the tensors of `inputs` and returns the tensors of `outputs`, flat; holds the model's own
         parameter objects.  placements: node name → placement, filled by `place`.
+    sequences: one for each length among the inputs, the first one's first.  refused: node name → what a pass could not
+        prove of it; `place` adds its own and raises them all.
     """
 
     graph_module: fx.GraphModule
-    sequence: Sequence
+    sequences: tuple[Sequence, ...]
     strategy: Strategy
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -129,6 +156,25 @@ class Program:
     attentions: tuple[AttentionSite, ...] = ()
     insertions: tuple[Insertion, ...] = ()
     history: tuple[Note, ...] = ()
+    refused: Mapping[str, Refusal] = field(default_factory=dict[str, Refusal])
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.sequences[0]
+
+    @property
+    def symbols(self) -> Set[sympy.Basic]:
+        """The sizes of the sequences.  No dim contains them but those in which a sequence lives."""
+        return frozenset[sympy.Basic](sequence.symbol for sequence in self.sequences)
+
+    def holds_sequence(self, size: sympy.Expr) -> bool:
+        return not self.symbols.isdisjoint(size.free_symbols)
+
+    def is_length(self, size: sympy.Expr) -> bool:
+        """Whether `size` counts the positions of one sequence: S, S - 1, S + 16, or of several that were joined."""
+        factors = {term: factor for term, factor in size.as_coefficients_dict().items() if term != 1}
+        joined = all(factor.is_Integer and factor > 0 for factor in factors.values())
+        return bool(factors) and factors.keys() <= self.symbols and joined
 
     @property
     def graph(self) -> fx.Graph:
@@ -139,6 +185,9 @@ class Program:
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
         return replace(self, graph_module=fx.GraphModule(self.graph_module, graph))
+
+    def refuse(self, refused: Mapping[str, Refusal]) -> Program:
+        return replace(self, refused={**self.refused, **refused})
 
     def note(self, stage: str, text: str) -> Program:
         return replace(self, history=(*self.history, Note(stage, text)))

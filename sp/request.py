@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from sp.passes.call import Call
-from sp.passes.capture import SequenceDim, batch_dim, common_length, sequence_dims
+from sp.passes.capture import SequenceDim, batch_dim, sequence_dims, sequence_lengths
+
+Lengths = tuple[int, ...]  # of each sequence among the inputs
 
 
 @dataclass(frozen=True)
 class Request:
     """`key` says everything that a capture bakes in; two calls with one key may differ in contents, batch and length.
 
-    length: of the tensors given, along the sequence; global or local, as the caller passes them."""
+    lengths: of the sequences among the tensors given; global or local, as the caller passes them."""
 
     call: Call
     tensors: tuple[Tensor, ...]
     dims: tuple[int | None, ...]
-    length: int
+    lengths: Lengths
     key: str
 
     @staticmethod
@@ -31,9 +33,9 @@ class Request:
         """Take a call apart.  InputError says which argument does not fit."""
         call, tensors = Call.of(model, args, kwargs)
         dims = sequence_dims(call, tensors, sequence_dim)
-        length = common_length(call, tensors, dims)
-        text = f"{call} {_model_state(model)} {_input_pattern(tensors, dims)}"
-        return Request(call, tuple(tensors), tuple(dims), length, hashlib.sha256(text.encode()).hexdigest()[:16])
+        lengths = sequence_lengths(call, tensors, dims)
+        text = f"{call} {_model_state(model)} {_input_pattern(tensors, dims, lengths)}"
+        return Request(call, tuple(tensors), tuple(dims), lengths, hashlib.sha256(text.encode()).hexdigest()[:16])
 
     def shapes(self, without_sequence: bool) -> str:
         """The tensors' shapes as text; `without_sequence` writes the sequence as S, for shards of unequal length."""
@@ -54,15 +56,15 @@ def _model_state(model: nn.Module) -> str:
     return f"{training} {kinds} {autocast}"
 
 
-def _input_pattern(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> str:
-    """Dtype, device and shape of each input, with the sequence and the batch left open."""
+def _input_pattern(tensors: Sequence[Tensor], dims: Sequence[int | None], lengths: Sequence[int]) -> str:
+    """Dtype, device and shape of each input, with the sequences and the batch left open."""
     batches = [batch_dim(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True)]
     sizes = [tensor.shape[batch] for tensor, batch in zip(tensors, batches, strict=True) if batch is not None]
     patterns: list[str] = []
     for tensor, dim, batch in zip(tensors, dims, batches, strict=True):
         shape = list[object](tensor.shape)
         if dim is not None:
-            shape[dim] = "S"
+            shape[dim] = f"S{lengths.index(tensor.shape[dim])}"
         if batch is not None and tensor.shape[batch] != 1:
             shape[batch] = f"B{sizes.index(tensor.shape[batch])}"
         patterns.append(f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {shape}")

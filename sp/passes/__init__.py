@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from sp.passes.attention import RewriteAttention
+from sp.passes.decompose import Decompose
 from sp.passes.localize import Localize, OutputForm
 from sp.passes.manager import Pass
+from sp.passes.noise import SeedNoise
 from sp.passes.normalize import Normalize
 from sp.passes.place import Place
 from sp.passes.reduce import Reduce
@@ -15,7 +17,9 @@ def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tu
     """The passes in their order, each with the reason for its place."""
     return (
         Normalize(),  # first: no later pass should know of assertions, idle casts and sizes read in odd places
+        SeedNoise(),  # before anything is placed: noise is a value like others
         RewriteAttention(kernel),  # before place: proves masks on the global graph, and lets them die unplaced
+        Decompose(),  # before reduce: some of what it writes are averages
         Reduce(),  # before place: averages become sums, the only thing that place lets cross the ranks
         Place(),  # judges the final global ops; refuses what no rule can prove
         Localize(outputs),  # needs every placement; from here on shapes are local

@@ -3,10 +3,11 @@
     reshape = aten.reshape(expand(unsqueeze(k, 2)), [B, 8, S, 64])    keys repeated for 8 query heads
     sdpa    = aten.scaled_dot_product_attention(q, reshape, reshape_1, mask)
     →
-    attention = sp.attention(q, k, v, 'causal', 0.125, S, 'striped', 'ring', 'flash', 'sp')
+    attention = sp.attention(q, k, v, 'causal', 0.125, S, S, 'striped', 'ring', 'flash', 'sp')
     sdpa      = attention[0]                                          un-expanded k and v will travel
 
 Whatever cannot be proven is refused.  Masks that nobody reads any more die here, before anything is placed.
+Attention to keys without a sequence (a short text, the same on every rank) stays what it is: there, nothing travels.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from sp.errors import Refusal, UnsupportedModelError
+from sp.errors import Refusal
 from sp.passes.fxtools import exact_quotient, module_path, op_name, positional, refusal, shape, source_line, tensor
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
@@ -42,22 +43,23 @@ class RewriteAttention:
 
     def run(self, program: Program) -> Program:
         sites: list[AttentionSite] = []
-        refusals: list[Refusal] = []
+        refused: dict[str, Refusal] = {}
         algebra = IndexAlgebra(INDEX_RULES)
-        for node in [node for node in program.graph.nodes if op_name(node) == SDPA]:
+        for node in [node for node in program.graph.nodes if is_ours(node, program)]:
             found = self._rewrite(node, program, algebra)
-            (refusals if isinstance(found, Refusal) else sites).append(found)  # type: ignore[arg-type]
-        if refusals:
-            raise UnsupportedModelError(f"{len(refusals)} attentions cannot be proven exact", refusals=refusals)
+            if isinstance(found, Refusal):
+                refused[node.name] = found
+            else:
+                sites.append(found)
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
         masks = sorted({str(site.mask) for site in sites})
         proven = ", ".join(masks) or "none"
         text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {proven}"
-        return replace(program, attentions=tuple(sites)).note(self.name, text)
+        return replace(program, attentions=tuple(sites)).refuse(refused).note(self.name, text)
 
     def check(self, program: Program) -> None:
-        left = [node for node in program.graph.nodes if op_name(node) == SDPA]
+        left = [node for node in program.graph.nodes if is_ours(node, program) and node.name not in program.refused]
         assert not left, f"attention left {left}"
 
     def _rewrite(self, node: fx.Node, program: Program, algebra: IndexAlgebra) -> AttentionSite | Refusal:
@@ -70,6 +72,8 @@ class RewriteAttention:
             band = prove_mask(cast("fx.Node | None", mask), bool(is_causal), algebra)
         except Unproven as unproven:
             return explain(unproven, node)
+        if band.left is not None and shape(query)[2] != shape(key)[2]:
+            return refusal(node, f"its mask {band} hides every key from some query", "use a mask without a window")
         key, value, why = ungroup(query, key, value, bool(enable_gqa))
         width = int(shape(query)[3])
         kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
@@ -80,6 +84,8 @@ class RewriteAttention:
             module_path(node) or node.name,
             source_line(node),
             band,
+            shape(query)[2],
+            shape(key)[2],
             heads=int(shape(query)[1]),
             kv_heads=int(shape(key)[1]),
             head_width=width,
@@ -90,21 +96,26 @@ class RewriteAttention:
         )
 
 
+def is_ours(node: fx.Node, program: Program) -> bool:
+    """Whether this is an attention along a sequence: of tokens to those on other ranks."""
+    sizes = shape(cast(fx.Node, node.args[1])) if op_name(node) == SDPA else ()
+    return any(map(program.holds_sequence, sizes[2:] if len(sizes) == 4 else sizes))
+
+
 def _misfit(
     node: fx.Node, program: Program, query: fx.Node, key: fx.Node, value: fx.Node, dropout: float
 ) -> Refusal | None:
-    """Why these operands are not self-attention along the sequence, None if they are."""
-    total = program.sequence.symbol
+    """Why these operands are not attention along a sequence, None if they are."""
     if any(len(shape(operand)) != 4 for operand in (query, key, value)):
         return refusal(node, "its operands are not (batch, heads, sequence, head width)", "give them four dims")
     if dropout:
         return refusal(node, f"it drops out scores with probability {dropout}", "set the attention dropout to 0")
     lengths = [shape(operand)[2] for operand in (query, key, value)]
-    if lengths != [total] * 3:
+    if not all(map(program.is_length, lengths)) or lengths[1] != lengths[2]:
         return refusal(
             node,
-            f"queries, keys and values have lengths {lengths} along dim 2, the sequence is {total}",
-            "attend from the whole sequence to the whole sequence",
+            f"queries, keys and values have lengths {lengths} along dim 2",
+            "attend from a whole sequence to a whole sequence",
         )
     batches, heads = ([shape(operand)[dim] for operand in (query, key, value)] for dim in (0, 1))
     if len(set(batches)) > 1 or heads[1] != heads[2] or exact_quotient(heads[0], heads[1]) is None:
@@ -124,9 +135,10 @@ def _replace(
 ) -> None:
     graph, strategy = program.graph, program.strategy
     with graph.inserting_before(node):
-        length = Sizes(program).node(program.sequence.symbol)
+        sizes = Sizes(program)
+        lengths = [sizes.node(shape(operand)[2]) for operand in operands[:2]]
         call = graph.call_function(
-            attention_op, (*operands, *arguments, length, strategy.layout, strategy.transport, kernel, AXIS)
+            attention_op, (*operands, *arguments, *lengths, strategy.layout, strategy.transport, kernel, AXIS)
         )
         output = graph.call_function(operator.getitem, (call, 0))
     fake, query = node.meta["val"], operands[0]

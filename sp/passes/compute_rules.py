@@ -73,7 +73,7 @@ def matmul(case: Case) -> Ruling:
     """A vector takes part as one row or one column, which the result does not have."""
     left, right = (len(shape(cast(fx.Node, operand))) for operand in positional(case.node))
     row, column = ("" if left == 1 else "m "), ("" if right == 1 else " n")
-    first, second = ("k!" if left == 1 else "... m k!"), ("k!" if right == 1 else "... k! n")
+    first, second = ("k" if left == 1 else "... m k"), ("k" if right == 1 else "... k n")
     return by_pattern(f"{first}, {second} -> ... {row}{column}")(case)
 
 

@@ -38,36 +38,46 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Axes:
-    """Which dim of each example is the sequence and which the batch.  fixed: batch sizes that the model insists on."""
+    """Which dim of each example is a sequence (and the sequence's number), and which the batch.
+
+    fixed: batch sizes that the model insists on."""
 
     sequence: Sequence[int | None]
+    which: Sequence[int]
     batch: Sequence[int | None]
     fixed: frozenset[int] = frozenset()
 
-    def dynamic(self, examples: Sequence[torch.Tensor], lengths: Lengths) -> tuple[dict[int, object], ...]:
-        """What torch.export calls dynamic shapes: one symbol S, one symbol for each size of a batch."""
-        size = Dim("S", min=lengths.shortest, max=lengths.longest)
+    def dynamic(self, examples: Sequence[torch.Tensor], lengths: Sequence[Lengths]) -> tuple[dict[int, object], ...]:
+        """What torch.export calls dynamic shapes: a symbol for each sequence, one for each size of a batch."""
+        sizes = [Dim(_name(number), min=one.shortest, max=one.longest) for number, one in enumerate(lengths)]
         shapes: list[dict[int, object]] = []
-        for example, sequence, batch in zip(examples, self.sequence, self.batch, strict=True):
-            dims: dict[int, object] = {} if sequence is None else {sequence: size}
+        for example, sequence, which, batch in zip(examples, self.sequence, self.which, self.batch, strict=True):
+            dims: dict[int, object] = {} if sequence is None else {sequence: sizes[which]}
             if batch is not None and example.shape[batch] > 1 and example.shape[batch] not in self.fixed:
                 dims[batch] = Dim(f"B{example.shape[batch]}")
             shapes.append(dims)
         return tuple(shapes)
 
 
-def export(
-    flat: nn.Module, model: nn.Module, examples: Callable[[int], list[torch.Tensor]], axes: Axes
-) -> tuple[ExportedProgram, Lengths]:
-    """Export `flat` (which calls `model`) and say for which lengths.
+def _name(number: int) -> str:
+    return f"S{number + 1}" if number else "S"
 
-    examples: makes inputs of at least that length.  Raises UnsupportedModelError."""
+
+Examples = Callable[[Sequence[int]], list[torch.Tensor]]
+Ranges = tuple[Lengths, ...]
+
+
+def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) -> tuple[ExportedProgram, Ranges]:
+    """Export `flat` (which calls `model`) and say for which lengths of each sequence.
+
+    examples: makes inputs of at least those lengths.  Raises UnsupportedModelError."""
+    anything = (Lengths(),) * (max(axes.which) + 1)
     try:
-        return _export(flat, model, examples, axes, Lengths())
+        return _export(flat, model, examples, axes, anything)
     except _FixedLengthError as error:  # perhaps the length at hand is a special one, as 5 is for x[:, -5:]
         longer = error.length + 1
         try:
-            return _export(flat, model, lambda least: examples(max(least, longer)), axes, Lengths())
+            return _export(flat, model, lambda least: examples([max(one, longer) for one in least]), axes, anything)
         except UnsupportedModelError:
             raise error from error.__cause__
 
@@ -77,43 +87,44 @@ class _FixedLengthError(UnsupportedModelError):
 
 
 def _export(
-    flat: nn.Module, model: nn.Module, examples: Callable[[int], list[torch.Tensor]], axes: Axes, lengths: Lengths
-) -> tuple[ExportedProgram, Lengths]:
+    flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes, ranges: Ranges
+) -> tuple[ExportedProgram, Ranges]:
     message = ""
     for _ in range(_ATTEMPTS):
-        inputs = examples(lengths.shortest)
+        inputs = examples([lengths.shortest for lengths in ranges])
         try:
             with torch.enable_grad():
-                shapes = (axes.dynamic(inputs, lengths),)
-                return torch.export.export(flat, tuple(inputs), dynamic_shapes=shapes, strict=False), lengths
+                shapes = (axes.dynamic(inputs, ranges),)
+                return torch.export.export(flat, tuple(inputs), dynamic_shapes=shapes, strict=False), ranges
         except UnsupportedModelError:
             raise
         except Exception as error:
             message = str(error)
-            narrowed, settled = _narrowed(message, lengths), replace(axes, fixed=axes.fixed | _fixed_batches(message))
-            if _fixed_length(message) or (narrowed, settled) == (lengths, axes):
+            narrowed = tuple(_narrowed(message, _name(number), lengths) for number, lengths in enumerate(ranges))
+            settled = replace(axes, fixed=axes.fixed | _fixed_batches(message))
+            if _fixed_length(message) or (narrowed, settled) == (ranges, axes):
                 raise _untraceable(error, model) from error
-            lengths, axes = narrowed, settled
+            ranges, axes = narrowed, settled
     raise UnsupportedModelError(
         f"torch.export finds no range of sequence lengths for which one graph of {type(model).__name__} holds",
-        needed=f"a forward that does the same for every length; not proven: {_unproven(message)}",
+        needed=f"a forward that does the same for every length; not proven: {_unproven(message, 'S')}",
         remedy="look for slices and sizes computed from the length; torch.export.draft_export names every place",
     )
 
 
-def _unproven(message: str) -> str:
-    """What torch.export would have to know, in terms of the length S."""
+def _unproven(message: str, name: str) -> str:
+    """What torch.export would have to know, in terms of the length called `name`."""
     guards = re.findall(
-        r"^\s*- Not all values of S = (\S+) in the specified range.* satisfy the generated guard (.+)\.$",
+        rf"^\s*- Not all values of {name} = (\S+) in the specified range.* satisfy the generated guard (.+)\.$",
         message,
         re.MULTILINE,
     )
-    return "; ".join(guard.replace(size, "S") for size, guard in guards)
+    return "; ".join(guard.replace(size, name) for size, guard in guards)
 
 
 def _fixed_length(message: str) -> str | None:
     """What S must be, where the model allows no range."""
-    fixed = re.search(r"^\s*S = (?!Dim\()(.+)$", message, re.MULTILINE)
+    fixed = re.search(r"^\s*S\d* = (?!Dim\()(.+)$", message, re.MULTILINE)
     return fixed[1].strip() if fixed else None
 
 
@@ -121,18 +132,18 @@ def _fixed_batches(message: str) -> frozenset[int]:
     return frozenset(int(size) for size in re.findall(r"^\s*B(\d+) = ", message, re.MULTILINE))
 
 
-def _narrowed(message: str, lengths: Lengths) -> Lengths:
+def _narrowed(message: str, name: str, lengths: Lengths) -> Lengths:
     """The range that torch.export asks for; one step up where it only says that this range will not do."""
-    suggested = re.search(r"^\s*S = Dim\('S'(?:, min=(\d+))?(?:, max=(\d+))?\)", message, re.MULTILINE)
+    suggested = re.search(rf"^\s*{name} = Dim\('{name}'(?:, min=(\d+))?(?:, max=(\d+))?\)", message, re.MULTILINE)
     if suggested:
         low, high = suggested.groups()
         return Lengths(max(lengths.shortest, int(low or 2)), int(high) if high else lengths.longest)
-    guards = _unproven(message)
+    guards = _unproven(message, name)
     if not guards:
         return lengths
-    if f"S != {lengths.longest}" in guards.split("; "):  # x[:S] of a table is the whole table at its full length
+    if f"{name} != {lengths.longest}" in guards.split("; "):  # x[:S] of a table is the whole table at its full length
         return replace(lengths, longest=cast(int, lengths.longest) - 1)
-    lowest = re.search(r"in the specified range (\d+) <= S", message)
+    lowest = re.search(rf"in the specified range (\d+) <= {name}\b", message)
     return replace(lengths, shortest=max(lengths.shortest, int(lowest[1]) if lowest else 0) + 1)
 
 

@@ -25,12 +25,14 @@ from torch.fx.node import map_arg
 
 from sp.errors import StrategyError
 from sp.passes.attention import AXIS
-from sp.passes.fxtools import exact_quotient, op_name, shape, tensor
-from sp.passes.place import Placements, find_placements
+from sp.passes.fxtools import op_name
+from sp.passes.local_graph import LocalGraph
+from sp.passes.lowering import LOWERINGS, moved
+from sp.passes.place import find_placements
+from sp.passes.placements import Placements
 from sp.passes.rule_table import passes_through
 from sp.passes.rules import Ruling
-from sp.passes.sizes import Sizes
-from sp.program import Insertion, Partial, Placement, Port, Program, Replicated, Sharded
+from sp.program import Partial, Placement, Port, Program, Replicated, Sharded
 from sp.runtime import ops
 
 OutputForm = str | Mapping[str, str]
@@ -46,14 +48,14 @@ class Localize:
 
     def run(self, program: Program) -> Program:
         found, refusals = find_placements(program)
-        assert not refusals, "place has refused nothing"
+        assert not refusals.listed, "place has refused nothing"
         localizer = _Localizer(program, found)
         ports = localizer.build(self.outputs)
-        module = fx.GraphModule(program.graph_module, localizer.graph)
+        module = fx.GraphModule(program.graph_module, localizer.out.graph)
         module.graph.eliminate_dead_code()
         module.recompile()
         alive = {node.name for node in module.graph.nodes}
-        inserted = tuple(insertion for name, insertion in localizer.insertions.items() if name in alive)
+        inserted = tuple(insertion for name, insertion in localizer.out.insertions.items() if name in alive)
         placed = {node.name: node.meta["placement"] for node in module.graph.nodes if "placement" in node.meta}
         text = f"{len(inserted)} ops inserted between replicated and sharded values"
         return replace(program, graph_module=module, outputs=ports, placements=placed, insertions=inserted).note(
@@ -72,12 +74,10 @@ class _Localizer:
 
     def __init__(self, program: Program, found: Placements) -> None:
         self.program, self.found = program, found
-        self.graph = fx.Graph()
+        self.out = LocalGraph(program)
         self.whole: dict[fx.Node, fx.Node] = {}
         self.shards: dict[tuple[fx.Node, Placement], fx.Node] = {}
         self.replicas: dict[fx.Node, fx.Node] = {}
-        self.insertions: dict[str, Insertion] = {}
-        self.sizes = Sizes(program, self.graph)
 
     def build(self, outputs: OutputForm) -> tuple[Port, ...]:
         for node in self.program.graph.nodes:
@@ -90,16 +90,18 @@ class _Localizer:
         natural = self.found.natural.get(node, Replicated())
         if isinstance(natural, Sharded):
             if node.op == "placeholder":
-                self.shards[node, natural] = self._placed(self.graph.node_copy(node), natural)
+                self.shards[node, natural] = self.out.place(self.out.graph.node_copy(node), natural)
             else:
-                self._shard_of(node, natural)
+                self.shard_of(node, natural)
         elif isinstance(natural, Partial):
-            partial = self._call(node, self.found.rulings[node])
+            partial = self._computed(node)
             why = f"each rank has its own tokens' part of {node.name}"
-            self.whole[node] = self._insert(ops.reduce, (partial, natural.op, AXIS), node, why, Replicated())
+            self.whole[node] = self.out.insert(ops.reduce, (partial, natural.op, AXIS), node, why, Replicated())
+        elif node in self.found.rulings and node not in self.found.local:
+            self.whole[node] = self.out.place(self._computed(node), natural)
         else:
-            copied = self.graph.node_copy(node, self._as_it_is)
-            self.whole[node] = self._placed(copied, natural)
+            copied = self.out.graph.node_copy(node, self._as_it_is)
+            self.whole[node] = self.out.place(copied, natural)
 
     def _as_it_is(self, node: fx.Node) -> fx.Node:
         """For replicated ops: the whole; of a local input, of which only sizes are read, the shard."""
@@ -109,37 +111,33 @@ class _Localizer:
     def _form(self, node: fx.Node, need: Placement) -> fx.Node:
         """The form of an old value that a sharded op needs."""
         if isinstance(need, Sharded):
-            return self._shard_of(node, need)
+            return self.shard_of(node, need)
         if node not in self.found.differentiable:
             return self.whole[node]
         if node not in self.replicas:
             why = f"{node.name} is the same on every rank; its gradient is the sum over the ranks"
-            self.replicas[node] = self._insert(ops.replicate, (self.whole[node], AXIS), node, why, Replicated())
+            self.replicas[node] = self.out.insert(ops.replicate, (self.whole[node], AXIS), node, why, Replicated())
         return self.replicas[node]
 
-    def _shard_of(self, node: fx.Node, need: Sharded) -> fx.Node:
+    def shard_of(self, node: fx.Node, need: Sharded) -> fx.Node:
         key = (node, need)
         if key not in self.shards:
             computed = node in self.found.rulings and self.found.sharded(node) == need
-            ruled = self._call(node, self.found.rulings[node]) if computed else self._cut(node, need)
-            self.shards[key] = self._placed(ruled, need)
+            self.shards[key] = self.out.place(self._computed(node) if computed else self._dealt(node, need), need)
         return self.shards[key]
 
-    def _cut(self, node: fx.Node, need: Sharded) -> fx.Node:
+    def _computed(self, node: fx.Node) -> fx.Node:
+        return self._call(node, self.found.rulings[node])
+
+    def _dealt(self, node: fx.Node, need: Sharded) -> fx.Node:
+        """Moved from where it is, if it is sharded already; otherwise cut."""
+        natural = self.found.natural[node]
+        if isinstance(natural, Sharded):
+            return moved(self, node, self.shard_of(node, natural), natural, need)
         why = f"{node.name} is whole on every rank and meets values that are {need}"
-        return self._insert(ops.shard, (self.whole[node], *self._span(need), *self._tail(node, need)), node, why, need)
-
-    def _span(self, placement: Sharded) -> tuple[object, ...]:
-        """`dim, outer, start, length, total` as the sp:: ops take them."""
-        expressions = (placement.outer, placement.start, placement.length, placement.total)
-        return (placement.dim, *(self.sizes.node(expression) for expression in expressions))
-
-    def _tail(self, node: fx.Node, placement: Sharded) -> tuple[object, ...]:
-        """`layout, group` and, where dims behind the sequence are merged into its dim, how many elements they are."""
-        inner = exact_quotient(shape(node)[placement.dim], placement.outer * placement.length)
-        assert inner is not None, f"{node} is not {placement}"
-        last = () if inner == 1 else (self.sizes.node(inner),)
-        return (self.program.strategy.layout, AXIS, *last)
+        return self.out.insert(
+            ops.shard, (self.whole[node], *self.out.span(need), *self.out.tail(node, need)), node, why, need
+        )
 
     def _call(self, node: fx.Node, ruling: Ruling) -> fx.Node:
         """The op on one rank's part of its operands."""
@@ -147,9 +145,9 @@ class _Localizer:
             source = node.all_input_nodes[0]
             placed = self.found.sharded(source)
             assert placed is not None
-            return self._copy(node, node.target, (self._shard_of(source, placed), node.args[1]), {})
-        if op_name(node) == "aten.slice" and ruling.output != ruling.operands[cast(fx.Node, node.args[0])]:
-            return self._narrow(node, ruling)
+            return self.out.copy(node, node.target, (self.shard_of(source, placed), node.args[1]), {})
+        if ruling.lowering != "call":
+            return LOWERINGS[ruling.lowering](self, node, ruling)
 
         def local(operand: fx.Node) -> fx.Node:
             need = ruling.operands.get(operand)
@@ -161,34 +159,14 @@ class _Localizer:
             for place, argument in enumerate(node.args)
         ]
         target = torch.ops.aten.reshape.default if op_name(node) in _VIEWS else node.target
-        return self._copy(node, target, tuple(args), kwargs)
-
-    def _narrow(self, node: fx.Node, ruling: Ruling) -> fx.Node:
-        source = cast(fx.Node, node.args[0])
-        before, after = ruling.operands[source], ruling.output
-        assert isinstance(before, Sharded)
-        assert isinstance(after, Sharded)
-        dim, outer, start, length, total = self._span(before)
-        bounds = (self.sizes.node(after.start), self.sizes.node(after.length))
-        arguments = (
-            self._shard_of(source, before),
-            dim,
-            outer,
-            start,
-            length,
-            *bounds,
-            total,
-            *self._tail(source, before),
-        )
-        why = f"{node.name} keeps positions {after.start} to {after.start + after.length}"
-        return self._insert(ops.narrow, arguments, node, why, after)
+        return self.out.copy(node, target, tuple(args), kwargs)
 
     def _lowered(self, sizes: object) -> object:
         if isinstance(sizes, list):
             return [self._lowered(size) for size in sizes]
         if isinstance(sizes, fx.Node):
             return self.whole[sizes]
-        return self.sizes.node(sizes) if isinstance(sizes, sympy.Expr) else sizes
+        return self.out.sizes.node(sizes) if isinstance(sizes, sympy.Expr) else sizes
 
     def _output(self, node: fx.Node, outputs: OutputForm) -> tuple[Port, ...]:
         _check_names(outputs, [port.name for port in self.program.outputs])
@@ -200,43 +178,19 @@ class _Localizer:
             local = isinstance(placement, Sharded) and form == "local"
             results.append(self._gathered(value, placement, port.name, local))
             ports.append(Port(port.name, placement.dim if isinstance(placement, Sharded) else None, local))
-        self.graph.output(tuple(results))
+        self.out.graph.output(tuple(results))
         return tuple(ports)
 
     def _gathered(self, value: fx.Node, placement: Placement, name: str, local: bool) -> fx.Node:
         if not isinstance(placement, Sharded):
             return self.whole[value]
-        shard = self._shard_of(value, placement)
+        shard = self.shard_of(value, placement)
         if local:
             return shard
         why = f"output {name!r} is asked for whole"
-        return self._insert(
-            ops.unshard, (shard, *self._span(placement), *self._tail(value, placement)), value, why, Replicated()
+        return self.out.insert(
+            ops.unshard, (shard, *self.out.span(placement), *self.out.tail(value, placement)), value, why, Replicated()
         )
-
-    def _insert(
-        self, op: torch._ops.OpOverload, args: tuple[object, ...], node: fx.Node, why: str, placement: Placement
-    ) -> fx.Node:
-        made = self._placed(self._copy(node, op, args, {}, op._opname), placement)
-        self.insertions[made.name] = Insertion(f"sp.{op._opname}", node.name, why)
-        return made
-
-    def _copy(
-        self,
-        node: fx.Node,
-        target: object,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        name: str | None = None,
-    ) -> fx.Node:
-        made = self.graph.create_node("call_function", target, args, dict(kwargs), name or node.name)  # type: ignore[arg-type]
-        made.meta = dict(node.meta)
-        return made
-
-    def _placed(self, made: fx.Node, placement: Placement) -> fx.Node:
-        if tensor(made) is not None:
-            made.meta["placement"] = placement
-        return made
 
 
 def _check_names(outputs: OutputForm, known: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sp.passes.fxtools import shape, tensor
 from sp.program import Program
 
 
@@ -25,11 +26,20 @@ class Pass(Protocol):
 Observer = Callable[[str, Program], None]
 
 
+def _check_sequences(program: Program, name: str) -> None:
+    """A guard of torch's can turn a size symbol into a number, behind everybody's back."""
+    inputs = program.graph.find_nodes(op="placeholder")
+    sizes = [size for node in inputs if tensor(node) is not None for size in shape(node)]
+    known = {symbol for size in sizes for symbol in size.free_symbols}
+    assert program.symbols <= known, f"{name} has fixed the length of a sequence"
+
+
 def run_passes(program: Program, passes: Sequence[Pass], observe: Observer | None = None) -> Program:
     """Run `passes` in order.  `observe(name, program)` sees every stage: for printing, timing, verification."""
     for step in passes:
         program = step.run(program.fork())
         program.graph.lint()
+        _check_sequences(program, step.name)
         step.check(program)
         if observe is not None:
             observe(step.name, program)

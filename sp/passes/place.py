@@ -8,40 +8,26 @@
 Two domains.  The *index domain* (ids, labels, positions, and what is computed from them alone) stays replicated where
 an op needs the whole sequence; each such value also gets a *local form*, used where it meets activations.  The
 *activation domain* begins where the sequence meets a parameter; it is sharded from there on and never gathered.
+
+Every refusal of the model is raised at once, those of earlier passes among them.  To find what comes after a refused
+node, its result is assumed to hold the sequence where its shape says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
-from sp.errors import Refusal, UnsupportedModelError
-from sp.passes.fxtools import inner_nodes, is_parameter, op_name, refusal, result, shape, tensor, tensor_operands
+from sp.errors import UnsupportedModelError
+from sp.passes.fxtools import inner_nodes, is_parameter, op_name, result, shape, tensor, tensor_operands
+from sp.passes.placements import Placements, is_differentiable
+from sp.passes.refusals import Refusals
 from sp.passes.rule_table import CREATIONS, find_rule, passes_through
-from sp.passes.rules import Case, Refused, Ruling
-from sp.program import Partial, Placement, Program, Replicated, Sharded
-
-
-@dataclass
-class Placements:
-    """What `place` finds out.  `natural`: how a value is computed.  `local`: the shard that an index-domain value has
-    when it meets activations.  `rulings`: how to compute the sharded form.  `trains`: depends on parameters;
-    `differentiable`: on parameters or on floating inputs."""
-
-    natural: dict[fx.Node, Placement] = field(default_factory=dict[fx.Node, Placement])
-    local: dict[fx.Node, Sharded] = field(default_factory=dict[fx.Node, Sharded])
-    rulings: dict[fx.Node, Ruling] = field(default_factory=dict[fx.Node, Ruling])
-    trains: set[fx.Node] = field(default_factory=set[fx.Node])
-    differentiable: set[fx.Node] = field(default_factory=set[fx.Node])
-    refused: set[fx.Node] = field(default_factory=set[fx.Node])
-
-    def sharded(self, node: fx.Node) -> Sharded | None:
-        """The sharded form that `node` has or can have."""
-        natural = self.natural.get(node)
-        return natural if isinstance(natural, Sharded) else self.local.get(node)
+from sp.passes.rules import TRAVELS, Case, Refused, Ruling
+from sp.program import Placement, Program, Replicated, Sharded
 
 
 @dataclass(frozen=True)
@@ -50,9 +36,9 @@ class Place:
 
     def run(self, program: Program) -> Program:
         found, refusals = find_placements(program)
-        if refusals:
-            count = f"{len(refusals)} node{'s' if len(refusals) > 1 else ''}"
-            raise UnsupportedModelError(f"{count} cannot be placed on ranks exactly", refusals=refusals)
+        if refusals.listed:
+            count = f"{refusals.count} node{'s' if refusals.count > 1 else ''}"
+            raise UnsupportedModelError(f"{count} cannot be spread over ranks exactly", refusals=refusals.listed)
         placements = {node.name: placement for node, placement in found.natural.items()}
         sharded = sum(isinstance(placement, Sharded) for placement in placements.values())
         text = f"{sharded} of {len(placements)} values sharded, {len(placements) - sharded} replicated or partial"
@@ -64,9 +50,9 @@ class Place:
         assert not missing, f"place left {missing}"
 
 
-def find_placements(program: Program) -> tuple[Placements, list[Refusal]]:
+def find_placements(program: Program) -> tuple[Placements, Refusals]:
     """Walk the graph once, in order; collect every refusal instead of stopping at the first."""
-    found, refusals = Placements(), list[Refusal]()
+    found, refusals = Placements(), Refusals(program)
     local_inputs: Mapping[str, int | None] = {port.name: port.dim for port in program.inputs if port.local}
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -80,21 +66,9 @@ def find_placements(program: Program) -> tuple[Placements, list[Refusal]]:
             try:
                 _judge(node, program, found)
             except Refused as reason:
-                found.refused.add(node)
-                if not _blamed_already(node, found):
-                    refusals.append(refusal(node, f"{reason.why}{_chain(node, found)}", reason.remedy))
+                refusals.add(node, reason, found)
+                _assume(node, program, found)
     return found, refusals
-
-
-def _blamed_already(node: fx.Node, found: Placements) -> bool:
-    return any(operand in found.refused for operand in node.all_input_nodes)
-
-
-def _chain(node: fx.Node, found: Placements) -> str:
-    """Where each operand's sequence lives, for the message."""
-    placed = [(operand, found.natural.get(operand)) for operand in tensor_operands(node)]
-    known = [f"{operand.name} is {placement}" for operand, placement in placed if isinstance(placement, Sharded)]
-    return f" ({'; '.join(known)})" if known else ""
 
 
 def _source(node: fx.Node, program: Program, found: Placements, local_dim: int | None) -> None:
@@ -102,7 +76,7 @@ def _source(node: fx.Node, program: Program, found: Placements, local_dim: int |
     if value is not None and value.is_floating_point():
         found.differentiable.add(node)
     if local_dim is not None:
-        found.natural[node] = Sharded.whole(local_dim, program.sequence.symbol)
+        found.natural[node] = Sharded.whole(local_dim, shape(node)[local_dim])
         return
     found.natural[node] = Replicated()
     _fresh(node, program, found)
@@ -110,37 +84,57 @@ def _source(node: fx.Node, program: Program, found: Placements, local_dim: int |
 
 def _fresh(node: fx.Node, program: Program, found: Placements) -> None:
     """An index-domain value whose whole sequence fills one dim can be sharded there, by a shard op of its own."""
-    total = program.sequence.symbol
-    if tensor(node) is None:
-        return
-    dims = [dim for dim, size in enumerate(shape(node)) if size.has(total)]
-    if len(dims) == 1 and shape(node)[dims[0]] == total:
-        found.local[node] = Sharded.whole(dims[0], total)
+    dim = _sequence_dim(node, program)
+    if dim is not None:
+        found.local[node] = Sharded.whole(dim, shape(node)[dim])
+
+
+def _sequence_dim(node: fx.Node, program: Program) -> int | None:
+    """The one dim that a sequence fills, if there is one and no other dim has anything of a sequence."""
+    sizes = shape(node) if tensor(node) is not None else ()
+    dims = [dim for dim, size in enumerate(sizes) if program.holds_sequence(size)]
+    return dims[0] if len(dims) == 1 and program.is_length(sizes[dims[0]]) else None
+
+
+def _assume(node: fx.Node, program: Program, found: Placements) -> None:
+    """A refused node's result, for the search of further refusals."""
+    known = [operand for operand in node.all_input_nodes if operand in found.natural]
+    for reached in (found.trains, found.differentiable):
+        if any(operand in reached for operand in known):
+            reached.add(node)
+    dim = _sequence_dim(node, program)
+    if dim is not None:
+        found.natural[node] = Sharded.whole(dim, shape(node)[dim])
+    elif tensor(node) is not None and not any(map(program.holds_sequence, shape(node))):
+        found.natural[node] = Replicated()
+    else:
+        found.unknown.add(node)
 
 
 def _judge(node: fx.Node, program: Program, found: Placements) -> None:
+    if any(operand in found.unknown for operand in node.all_input_nodes):
+        found.unknown.add(node)
+        return
+    if node.name in program.refused:
+        raise Refused(program.refused[node.name].why, program.refused[node.name].remedy)
     operands = tensor_operands(node)
-    if any(operand in found.refused for operand in node.all_input_nodes):
-        raise Refused("an operand was refused", "")
     _refuse_random(node)
     if result(node) is None:
         _scalar(node, operands, found)
         return
-    if sum(size.has(program.sequence.symbol) for size in shape(node)) > 1:
+    if sum(map(program.holds_sequence, shape(node))) > 1:
         raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
     if op_name(node) in CREATIONS:
         found.natural[node] = Replicated()
         _fresh(node, program, found)
         return
-    for reached in (found.trains, found.differentiable):
-        if any(operand in reached for operand in node.all_input_nodes):
-            reached.add(node)
+    _reach(node, found)
     if passes_through(node):
         _hand_on(node, found)
         return
     anchor = _anchor(node, operands, found)
     if anchor is not None:
-        found.rulings[node] = ruling = _rule(node, anchor, operands, found)
+        found.rulings[node] = ruling = _rule(node, anchor, program, operands, found)
         found.natural[node] = ruling.output
         return
     found.natural[node] = Replicated()
@@ -150,7 +144,17 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
 def _refuse_random(node: fx.Node) -> None:
     """No placement makes these right, in either domain."""
     if any(torch.Tag.nondeterministic_seeded in getattr(one.target, "tags", ()) for one in (node, *inner_nodes(node))):
-        raise Refused("it draws random numbers, which would differ between ranks", "set dropout to 0, or call eval()")
+        raise Refused(
+            "it draws random numbers, which would differ between ranks",
+            "use dropout, whose noise sp makes itself; pass other noise in as an input, or call eval()",
+        )
+
+
+def _reach(node: fx.Node, found: Placements) -> None:
+    if any(operand in found.trains for operand in node.all_input_nodes):
+        found.trains.add(node)
+    if is_differentiable(node, found.differentiable):
+        found.differentiable.add(node)
 
 
 def _scalar(node: fx.Node, operands: list[fx.Node], found: Placements) -> None:
@@ -173,10 +177,11 @@ def _anchor(node: fx.Node, operands: list[fx.Node], found: Placements) -> fx.Nod
     """The operand whose sharding decides, None if the node stays in the index domain.
 
     An op enters the activation domain when an operand is sharded, when the sequence meets a parameter, or when it is
-    an attention."""
+    an attention.  Of operands that are dealt differently, one that covers its whole sequence decides: the others move,
+    once, and what follows stays there."""
     sharded = [operand for operand in operands if isinstance(found.natural.get(operand), Sharded)]
     if sharded:
-        return sharded[0]
+        return next((one for one in sharded if _is_whole(found.natural[one])), sharded[0])
     candidates = [operand for operand in operands if operand in found.local]
     meets_parameter = len(operands) > 1 and any(operand in found.trains for operand in operands)
     if candidates and (meets_parameter or op_name(node) == "sp.attention"):
@@ -184,10 +189,14 @@ def _anchor(node: fx.Node, operands: list[fx.Node], found: Placements) -> fx.Nod
     return None
 
 
-def _rule(node: fx.Node, anchor: fx.Node, operands: list[fx.Node], found: Placements) -> Ruling:
+def _is_whole(placement: Placement) -> bool:
+    return isinstance(placement, Sharded) and placement.is_whole
+
+
+def _rule(node: fx.Node, anchor: fx.Node, program: Program, operands: list[fx.Node], found: Placements) -> Ruling:
     placement = found.sharded(anchor)
     assert placement is not None
-    ruling = find_rule(node)(Case(node, anchor, placement, tuple(operands)))
+    ruling = find_rule(node)(Case(node, anchor, placement, tuple(operands), program.symbols))
     silent = [operand.name for operand in operands if operand not in ruling.operands]
     if silent:
         raise Refused(f"its rule does not say what {', '.join(silent)} must be", "add a rule for this form of the op")
@@ -198,11 +207,14 @@ def _rule(node: fx.Node, anchor: fx.Node, operands: list[fx.Node], found: Placem
 
 def _check_need(operand: fx.Node, need: Placement, found: Placements) -> None:
     natural = found.natural[operand]
-    if isinstance(natural, Partial):
-        natural = Replicated()  # `localize` reduces a partial value where it is made
-    if isinstance(natural, Sharded) and natural != need:
-        remedy = "the same positions must meet: slice or transpose both alike"
-        raise Refused(f"{operand.name} is {natural} but is needed as {need}", remedy)
+    if not isinstance(natural, Sharded):  # `localize` reduces a partial value where it is made, and cuts a whole one
+        return
+    if isinstance(need, Sharded) and natural.can_become(need):
+        return
+    raise Refused(
+        f"{operand.name} is {natural} but is needed as {need}",
+        "the same positions must meet: slice or transpose both alike",
+    )
 
 
 def _local_form(node: fx.Node, program: Program, operands: list[fx.Node], found: Placements) -> None:
@@ -210,11 +222,11 @@ def _local_form(node: fx.Node, program: Program, operands: list[fx.Node], found:
     candidates = [operand for operand in operands if operand in found.local]
     if candidates:
         try:
-            ruling = _rule(node, candidates[0], operands, found)
+            ruling = _rule(node, candidates[0], program, operands, found)
         except Refused:
             pass
         else:
-            if isinstance(ruling.output, Sharded):
+            if isinstance(ruling.output, Sharded) and ruling.lowering not in TRAVELS:
                 found.rulings[node] = ruling
                 found.local[node] = ruling.output
                 return

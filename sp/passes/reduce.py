@@ -67,9 +67,9 @@ def averages_sequence(node: fx.Node, program: Program) -> bool:
         return False
     sizes = shape(cast(fx.Node, node.args[0]))
     if op_name(node) == "aten.cross_entropy_loss":
-        return positional(node)[3] == _MEAN and any(size.has(program.sequence.symbol) for size in sizes)
+        return positional(node)[3] == _MEAN and any(map(program.holds_sequence, sizes))
     dims, _ = reduced_dims(node, len(sizes))
-    return any(sizes[dim].has(program.sequence.symbol) for dim in dims)
+    return any(program.holds_sequence(sizes[dim]) for dim in dims)
 
 
 def _mean(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node:

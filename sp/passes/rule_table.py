@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from sp.passes import compute_rules as computes
+from sp.passes import sequence_rules as sequences
 from sp.passes import shape_rules as shapes
 from sp.passes.fxtools import op_name
 from sp.passes.rules import Refused, Rule, by_pattern, pointwise
@@ -16,8 +17,8 @@ from sp.passes.rules import Refused, Rule, by_pattern, pointwise
 # Names are those of torch.ops.aten, without overload.
 PATTERNS: Mapping[str, str] = {
     "linear": "... k!, n k!, n -> ... n",
-    "mm": "m k!, k! n -> m n",
-    "bmm": "b m k!, b k! n -> b m n",
+    "mm": "m k, k n -> m n",
+    "bmm": "b m k, b k n -> b m n",
     "addmm": "n, m k!, k! n -> m n",
 }
 
@@ -31,12 +32,12 @@ SHAPES: Mapping[str, Rule] = {
     "unsqueeze": shapes.unsqueeze,
     "squeeze": shapes.squeeze,
     "expand": shapes.expand,
-    "slice": shapes.cut,
+    "slice": sequences.cut,
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind"), shapes.split),
     "select": shapes.select,
-    "cat": shapes.join,
+    "cat": sequences.join,
     "stack": shapes.stack,
-    "pad": shapes.pad,
+    **dict.fromkeys(("pad", "constant_pad_nd"), sequences.pad),
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"), computes.along(1)),
     **dict.fromkeys(("layer_norm", "rms_norm"), computes.normalized),
     "sum": computes.total_sum,
@@ -50,13 +51,15 @@ POINTWISE = frozenset(
 )
 
 # Ops that read no more of their operand than dtype and device: the result is whole whatever that is.
-CREATIONS = frozenset({"aten.new_ones", "aten.new_zeros", "aten.new_full"})
+CREATIONS = frozenset({"aten.new_ones", "aten.new_zeros", "aten.new_full", "aten.new_empty"})
 
 TABLE: Mapping[str, Rule] = {
     **{f"aten.{name}": by_pattern(text) for name, text in PATTERNS.items()},
     **{f"aten.{name}": rule for name, rule in SHAPES.items()},
     **{f"aten.{name}": pointwise for name in POINTWISE},
-    "sp.attention": by_pattern("b! h! s e!, b! g! s e!, b! g! s f! -> b h s f"),
+    "sp.attention": sequences.attention,
+    "sp.peak": sequences.peak,
+    "sp.noise": sequences.noise,
 }
 
 

@@ -8,9 +8,10 @@ stitch, and the whole result comes out.  The tests try each claim (`sp.testing.o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Literal
 
 import sympy
 from torch import fx
@@ -30,23 +31,37 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """The question put to a rule: `node` has an operand `anchor` that is `placement`; what follows?"""
+    """The question put to a rule: `node` has an operand `anchor` that is `placement`; what follows?
+
+    symbols: the sizes of all sequences of the program."""
 
     node: fx.Node
     anchor: fx.Node
     placement: Sharded
     operands: tuple[fx.Node, ...]
+    symbols: Set[sympy.Basic] = frozenset()
+
+    def holds_sequence(self, size: sympy.Expr) -> bool:
+        return not self.symbols.isdisjoint(size.free_symbols)
+
+
+Lowering = Literal["call", "narrow", "gather", "pad", "join", "noise"]
+TRAVELS = frozenset({"gather", "pad", "join"})  # tokens change ranks
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """The answer: the result's placement, what each operand must be, and arguments that change on a rank.
+    """The answer: the result's placement, what each operand must be, and how a rank computes its part.
 
-    arguments: position in the schema → a size expression, an int, or a list of them, for the local call."""
+    lowering: "call" is the op itself, with `arguments` changed: position in the schema → a size expression, an int, or
+        a list of them.  All others have an entry in `sp.passes.lowering`.
+    span: what the op leaves of the sequence, where the result is no more sharded."""
 
     output: Placement
     operands: Mapping[fx.Node, Placement]
     arguments: Mapping[int, object] = field(default_factory=dict[int, object])
+    lowering: Lowering = "call"
+    span: Sharded | None = None
 
 
 Rule = Callable[[Case], Ruling]

@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import cast
 
 import sympy
-import torch
 from torch import fx
 
-from sp.passes.fxtools import exact_quotient, expression, normal_dim, op_name, positional, product, shape
+from sp.passes.fxtools import exact_quotient, normal_dim, op_name, positional, product, shape
 from sp.passes.rules import Case, Refused, Ruling, operand_need, unary
 from sp.program import Sharded
 
@@ -99,30 +98,6 @@ def expand(case: Case) -> Ruling:
     return unary(case, replace(case.placement, dim=dim), {1: sizes})
 
 
-def cut(case: Case) -> Ruling:
-    """slice: elsewhere as it is; along the sequence the result covers fewer positions."""
-    _, dim, start, end, step = positional(case.node)
-    if normal_dim(dim, len(shape(case.anchor))) != case.placement.dim:
-        return unary(case, case.placement)
-    if case.placement.outer != 1 or shape(case.anchor)[case.placement.dim] != case.placement.length or step != 1:
-        raise Refused("it slices the sequence with a step, or merged with other dims", "slice before merging dims")
-    length = shape(case.node)[case.placement.dim]
-    begin = case.placement.length - length if _is_open(end) else _position(start, case.placement.length)
-    return unary(case, replace(case.placement, start=case.placement.start + begin, length=length))
-
-
-def _is_open(end: object) -> bool:
-    return end is None or end == torch.iinfo(torch.int64).max
-
-
-def _position(start: object, length: sympy.Expr) -> sympy.Expr:
-    """Where a slice with an end begins: counted from the back if negative, which must be known."""
-    value = expression(start.meta["val"] if isinstance(start, fx.Node) else start or 0)
-    if not (value.is_negative or value.is_nonnegative):
-        raise Refused(f"its start {value} counts from the front or from the back, depending on the length", "use one")
-    return length + value if value.is_negative else value
-
-
 def split(case: Case) -> Ruling:
     """split, chunk, unbind along any other dim."""
     positions = {"aten.unbind": 1}
@@ -138,29 +113,11 @@ def split(case: Case) -> Ruling:
 def select(case: Case) -> Ruling:
     dim = normal_dim(case.node.args[1], len(shape(case.anchor)))
     if dim == case.placement.dim:
-        raise Refused("it selects one position of the sequence", "select outside of the model, on its gathered output")
+        raise Refused("it selects one position of the sequence", "take it by a slice and a sum")
     return unary(case, replace(case.placement, dim=case.placement.dim - (dim < case.placement.dim)))
-
-
-def join(case: Case) -> Ruling:
-    """cat along any other dim; all parts are cut alike."""
-    dim = normal_dim(positional(case.node)[1], len(shape(case.node)))
-    if dim == case.placement.dim:
-        raise Refused("it concatenates along the sequence", "concatenate outside of the model")
-    needs = {operand: operand_need(case, operand, case.placement.dim) for operand in case.operands}
-    return Ruling(case.placement, needs)
 
 
 def stack(case: Case) -> Ruling:
     at = normal_dim(positional(case.node)[1], len(shape(case.node)))
     needs = {operand: operand_need(case, operand, case.placement.dim) for operand in case.operands}
     return Ruling(replace(case.placement, dim=case.placement.dim + (at <= case.placement.dim)), needs)
-
-
-def pad(case: Case) -> Ruling:
-    amounts = cast(list[object], case.node.args[1])
-    from_right = len(shape(case.anchor)) - 1 - case.placement.dim
-    mine = amounts[2 * from_right : 2 * from_right + 2]
-    if any(amount != 0 for amount in mine):
-        raise Refused("it pads the sequence", "pad the inputs instead: ids and labels are padded exactly")
-    return unary(case, case.placement)

@@ -40,7 +40,7 @@ class Sizes:
 
     def __init__(self, program: Program, graph: fx.Graph | None = None) -> None:
         self.graph = graph or program.graph
-        self.total = program.sequence.symbol
+        self.sequences = program.symbols
         self.local = {port.name for port in program.inputs if port.local}
         self.made: dict[sympy.Expr, fx.Node] = {}
 
@@ -63,7 +63,7 @@ class Sizes:
     def _read(self, symbol: sympy.Expr) -> fx.Node:
         for placeholder in self.graph.find_nodes(op="placeholder"):
             value = tensor(placeholder)
-            if value is None or (symbol == self.total and placeholder.target in self.local):
+            if value is None or (symbol in self.sequences and placeholder.target in self.local):
                 continue  # a shard has only its own length
             for dim, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt) and size.node.expr == symbol:
@@ -90,7 +90,11 @@ class Sizes:
         operands = [self.node(cast(sympy.Expr, part)) for part in size.args]
 
         def combine(a: fx.Node | int, b: fx.Node | int) -> fx.Node | int:
-            return self.graph.call_function(function, (a, b))
+            node = self.graph.call_function(function, (a, b))
+            values = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in (a, b)]
+            if None not in values:
+                node.meta["val"] = function(*values)
+            return node
 
         result = reduce(combine, operands)
         assert isinstance(result, fx.Node)

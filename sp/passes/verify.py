@@ -20,11 +20,13 @@ from typing import cast
 from torch import fx
 
 from sp.passes.fxtools import is_parameter, op_name, result, shape, tensor, tensor_operands
+from sp.passes.placements import is_differentiable
 from sp.passes.rule_table import CREATIONS, find_rule
 from sp.passes.rules import Case, Refused
 from sp.program import Partial, Placement, Program, Replicated, Sharded
 
 _BORDERS = frozenset({"sp.shard", "sp.unshard", "sp.reduce", "sp.replicate"})
+_SPANS = frozenset({"sp.narrow", "sp.widen", "sp.move"})  # what they take and give is in their arguments
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Verify:
     def run(self, program: Program) -> Program:
         differentiable: set[fx.Node] = set()
         for node in program.graph.nodes:
-            if _is_differentiable(node, differentiable):
+            if _is_source(node) or is_differentiable(node, differentiable):
                 differentiable.add(node)
             if node.op == "call_function" and result(node) is not None:
                 _check_size(node, program)
@@ -48,15 +50,13 @@ class Verify:
         del program  # `run` asserts
 
 
-def _is_differentiable(node: fx.Node, known: set[fx.Node]) -> bool:
+def _is_source(node: fx.Node) -> bool:
     value = result(node)
-    if node.op == "placeholder":
-        return value is not None and value.is_floating_point()
-    return is_parameter(node) or any(operand in known for operand in node.all_input_nodes)
+    return is_parameter(node) or (node.op == "placeholder" and value is not None and value.is_floating_point())
 
 
 def _check_size(node: fx.Node, program: Program) -> None:
-    held = sum(size.has(program.sequence.symbol) for size in shape(node))
+    held = sum(map(program.holds_sequence, shape(node)))
     assert held <= 1, f"{node} is sequence × sequence: {shape(node)}"
 
 
@@ -75,7 +75,7 @@ def _check_edges(node: fx.Node, differentiable: set[fx.Node]) -> None:
     for operand, placement in placed.items():
         bare = isinstance(placement, Replicated) and operand in differentiable and op_name(operand) != "sp.replicate"
         assert not bare, f"{node} reads {operand} past sp.replicate: its gradient would be one rank's part"
-    if name != "sp.narrow":
+    if name not in _SPANS:
         _check_rule(node, sharded[0], operands, placed)
 
 
@@ -89,8 +89,9 @@ def _check_rule(
     for operand, need in ruling.operands.items():
         assert placed[operand] == need, f"{node} reads {operand}, which is {placed[operand]}, as {need}"
     if tensor(node) is not None:
-        found = node.meta.get("placement", Partial())
-        assert found == ruling.output, f"{node} is {found}, its rule says {ruling.output}"
+        found = node.meta.get("placement")
+        same = isinstance(ruling.output, Partial) if found is None else found == ruling.output
+        assert same, f"{node} is {found or 'partial'}, its rule says {ruling.output}"
 
 
 def _check_outputs(program: Program) -> None:

@@ -80,6 +80,14 @@ _REMEDY = {
 }
 
 
+def draw_seed(world: World, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """A seed for the noise of one call: int64 [], that of rank 0.  All ranks draw, so that their generators keep step.
+
+    generator: on the CPU; None is torch's own.  device: where the ranks communicate."""
+    seed = torch.randint(torch.iinfo(torch.int64).max, (), generator=generator)
+    return all_gather(world, seed.to(device), [()] * world.size)[0].cpu()
+
+
 def checksum(tensors: Sequence[Tensor]) -> str:
     """A short word that differs when contents differ: two sums over the bits, one of them weighted by place."""
     digest = hashlib.sha256()

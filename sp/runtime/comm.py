@@ -120,11 +120,13 @@ def _post_batched(
     return tuple(dist.batch_isend_irecv(requests)) if requests else ()
 
 
-def all_reduce_sum(world: World, x: Tensor) -> Tensor:
-    """The sum of all ranks' `x`, the same bits on every rank.  Fresh and contiguous; `x` stays as it is."""
+def all_reduce(world: World, x: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+    """All ranks' `x` reduced, the same bits on every rank.  Fresh and contiguous; `x` stays as it is."""
     total = x.clone(memory_format=torch.contiguous_format)
     if world.group is not None and total.numel():
-        world.group.allreduce([total]).wait()  # the default operation is the sum
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        world.group.allreduce([total], options).wait()
     return total
 
 

@@ -180,4 +180,4 @@ def _columns(piece: Tile, x: Tensor) -> Tensor:
 
 
 def _keys_of(plan: Plan, source: int) -> int:
-    return plan.layout.local_length(plan.length, source, plan.world)
+    return plan.layout.local_length(plan.keys, source, plan.world)

@@ -25,9 +25,9 @@ class Costs:
         return sum(self.area) / (len(self.area) * max(self.area))
 
 
-def attention_costs(site: AttentionSite, strategy: Strategy, length: int, world: int) -> Costs:
-    """The costs of one attention over `length` tokens on `world` ranks."""
-    plans = [make_plan(strategy.layout, site.mask, length, world, rank) for rank in range(world)]
+def attention_costs(site: AttentionSite, strategy: Strategy, length: int, world: int, keys: int | None = None) -> Costs:
+    """The costs of one attention of `length` queries to as many keys, or to `keys`, on `world` ranks."""
+    plans = [make_plan(strategy.layout, site.mask, length, world, rank, keys) for rank in range(world)]
     steps = count_steps(plans[0])  # the same for all ranks
     sent = [SENT[strategy.transport](site, plan, steps) for plan in plans]
     return Costs(
@@ -42,7 +42,7 @@ def _ring(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
     in the dtype of sums, which after the last step also make the hop home."""
     if steps == 1:
         return 0, 0
-    held = [plan.layout.local_length(plan.length, step.source, plan.world) for step in plan.steps[:steps]]
+    held = [plan.layout.local_length(plan.keys, step.source, plan.world) for step in plan.steps[:steps]]
     width = site.kv_heads * (site.head_width + site.value_width)
     forward = sum(held[:-1]) * width * site.item_bytes
     return forward, forward + sum(held) * width * max(site.item_bytes, 4)

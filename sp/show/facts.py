@@ -21,6 +21,8 @@ class Attention:
     where: str
     count: int
     site: AttentionSite
+    queries: int
+    keys: int
     costs: Costs
 
 
@@ -34,22 +36,31 @@ class Inserted:
     why: str
 
 
-def attentions(program: Program, length: int, world: int) -> list[Attention]:
+def attentions(program: Program, lengths: Sequence[int], world: int) -> list[Attention]:
     """In the order of the graph; repeated blocks are one."""
     groups: dict[object, list[AttentionSite]] = {}
     for site, form in zip(program.attentions, _forms(program), strict=True):
         pattern = tuple("*" if part.isdigit() else part for part in site.node.split("."))
-        facts = (site.mask, site.heads, site.kv_heads, site.head_width, site.value_width, site.item_bytes, site.kernel)
-        groups.setdefault((pattern, form, facts, site.why), []).append(site)
-    return [
-        Attention(
-            path_range(site.node for site in sites),
-            len(sites),
-            sites[0],
-            attention_costs(sites[0], program.strategy, length, world),
+        facts = (
+            site.mask,
+            site.queries,
+            site.keys,
+            site.heads,
+            site.kv_heads,
+            site.head_width,
+            site.value_width,
+            site.item_bytes,
+            site.kernel,
         )
-        for sites in groups.values()
-    ]
+        groups.setdefault((pattern, form, facts, site.why), []).append(site)
+    return [_attention(program, sites, lengths, world) for sites in groups.values()]
+
+
+def _attention(program: Program, sites: list[AttentionSite], lengths: Sequence[int], world: int) -> Attention:
+    first, known = sites[0], {one.symbol: n for one, n in zip(program.sequences, lengths, strict=True)}
+    queries, keys = (int(size.subs(known)) for size in (first.queries, first.keys))
+    costs = attention_costs(first, program.strategy, queries, world, keys)
+    return Attention(path_range(site.node for site in sites), len(sites), first, queries, keys, costs)
 
 
 def _forms(program: Program) -> Sequence[object]:

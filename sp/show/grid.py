@@ -17,12 +17,12 @@ from sp.show.words import between, percent, table
 WIDEST = 16
 
 
-def plan_grid(layout: str, mask: Band, length: int, world: int) -> str:
+def plan_grid(layout: str, mask: Band, length: int, world: int, keys: int | None = None) -> str:
     """One row per rank and one column per step; of large worlds the first ones and the last."""
     shown = _shown(world)
-    plans = {rank: make_plan(layout, mask, length, world, rank) for rank in shown if rank is not None}
-    everything = make_plan(layout, mask, length, 1, 0).area
-    lengths = [len_of(plans[0], rank) for rank in range(world)]
+    plans = {rank: make_plan(layout, mask, length, world, rank, keys) for rank in shown if rank is not None}
+    everything = make_plan(layout, mask, length, 1, 0, keys).area
+    lengths = [queries_of(plans[0], rank) for rank in range(world)]
     title = f"{layout}  {mask}  world={world}  local={between(min(lengths), max(lengths))}"
     headers = (title, *("…" if step is None else f"step {step}" for step in shown), "work")
     rows = [_row(None if rank is None else plans[rank], shown, everything) for rank in shown]
@@ -42,7 +42,7 @@ def _row(plan: Plan | None, shown: list[int | None], everything: int) -> tuple[s
 
 
 def _cell(plan: Plan, step: int) -> str:
-    queries, keys = len_of(plan, plan.rank), len_of(plan, plan.steps[step].source)
+    queries, keys = queries_of(plan, plan.rank), keys_of(plan, plan.steps[step].source)
     return " + ".join(short_tile(tile, queries, keys) for tile in plan.steps[step].tiles)
 
 
@@ -62,6 +62,11 @@ def _part(name: str, start: int, stop: int, length: int) -> str:
     return f" {name}[{start or ''}:{'' if stop == length else stop}]"
 
 
-def len_of(plan: Plan, rank: int) -> int:
-    """How many tokens `rank` holds."""
+def queries_of(plan: Plan, rank: int) -> int:
+    """How many queries a rank holds."""
     return plan.layout.local_length(plan.length, rank, plan.world)
+
+
+def keys_of(plan: Plan, rank: int) -> int:
+    """How many keys a rank holds."""
+    return plan.layout.local_length(plan.keys, rank, plan.world)

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 from sp.layout import LAYOUTS
-from sp.passes.capture import LENGTH_CARRIER
 from sp.program import Port, Program
 from sp.show.facts import Attention, attentions, insertion_kinds, insertions
 from sp.show.graph import print_program
@@ -20,15 +19,20 @@ _COST_HEADERS = ("sent forward", "sent backward", "work per rank", "balance")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """What `parallelize` did to one captured call, for `world` ranks and a sequence of `length` tokens.
+    """What `parallelize` did to one captured call, for `world` ranks and sequences of `lengths` tokens.
 
     `print(report)` shows the summary.  program: after all passes.  captured: before them.  Both hold the model's own
     parameters: send `as_dict()` or `str(report)` to other processes."""
 
     program: Program
     world: int
-    length: int
+    lengths: tuple[int, ...]
     captured: Program
+
+    @property
+    def length(self) -> int:
+        """Of the first sequence."""
+        return self.lengths[0]
 
     def __str__(self) -> str:
         parts = [self._head(), self._attention_table(), self._insertion_summary(), self._history()]
@@ -44,8 +48,8 @@ class Report:
     def plan_grid(self) -> str:
         """What every rank computes in every step, one grid for each mask in the model."""
         layout = self.program.strategy.layout
-        masks = dict.fromkeys(site.mask for site in self.program.attentions)
-        return "\n\n".join(plan_grid(layout, mask, self.length, self.world) for mask in masks)
+        kinds = dict.fromkeys((each.site.mask, each.queries, each.keys) for each in self._attentions)
+        return "\n\n".join(plan_grid(layout, mask, queries, self.world, keys) for mask, queries, keys in kinds)
 
     def insertions_table(self) -> str:
         """Every inserted op, one by one."""
@@ -70,7 +74,7 @@ class Report:
 
     @cached_property
     def _attentions(self) -> list[Attention]:
-        return attentions(self.program, self.length, self.world)
+        return attentions(self.program, self.lengths, self.world)
 
     @cached_property
     def _naming(self) -> Naming:
@@ -78,8 +82,8 @@ class Report:
 
     @property
     def _inputs(self) -> list[Port]:
-        """Those that the caller passes: where they are local, the runtime adds one that brings the global length."""
-        return [port for port in self.program.inputs if port.name != LENGTH_CARRIER]
+        """Those that the caller passes."""
+        return [port for port in self.program.inputs if not port.is_added]
 
     @property
     def _local_lengths(self) -> list[int]:

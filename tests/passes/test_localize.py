@@ -1,7 +1,7 @@
 """Localized programs on worlds of threads: every output and every gradient is the single device's."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,11 +19,12 @@ from sp.passes.capture import capture
 from sp.passes.fxtools import op_name, shape
 from sp.passes.localize import Localize, OutputForm
 from sp.passes.manager import run_passes
-from sp.program import Program, Replicated, Sharded
+from sp.program import Replicated, Sharded
 from sp.runtime.comm import seat_name
 from sp.strategy import find_strategy
 from sp.testing.cutting import Spread
 from sp.testing.ranks import run_ranks
+from tests.passes.exact import STRATEGIES, check, check_forward, single
 from tests.passes.programs import IDS_BS, Small, listing, program_of
 
 WORLD = 3
@@ -104,35 +105,6 @@ OF_X: dict[str, Callable[..., Any]] = {
 }
 
 
-def single(model: Small, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    outputs = model(*inputs)
-    return results(list(outputs) if isinstance(outputs, tuple) else [outputs], model, inputs)
-
-
-def results(outputs: list[Tensor], model: Small, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs and the gradients of all parameters and floating inputs."""
-    leaves = [*model.parameters(), *(x for x in inputs if x.requires_grad)]
-    losses = [output.double().square().sum() for output in outputs if output.requires_grad]
-    gradients = torch.autograd.grad(losses, leaves, allow_unused=True, materialize_grads=True) if losses else ()
-    return [output.detach() for output in outputs], list(gradients)
-
-
-def check(model: Small, program: Program, inputs: Sequence[Tensor]) -> None:
-    right_outputs, right_gradients = single(model, inputs)
-
-    def rank(group: dist.ProcessGroup) -> tuple[list[Tensor], list[Tensor]]:
-        module = bind(program, seat_name(group.group_name))
-        mine = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
-        return results(list(module(*mine)), model, mine)
-
-    for outputs, gradients in run_ranks(WORLD, rank):
-        for found, right in zip((*outputs, *gradients), (*right_outputs, *right_gradients), strict=True):
-            torch.testing.assert_close(found, right, rtol=1e-11, atol=1e-11)
-
-
-STRATEGIES = ("ring", "striped", "zigzag")
-
-
 @pytest.mark.parametrize("name", OF_IDS)
 def test_of_ids(name: str) -> None:
     check_of_ids(name, STRATEGIES[list(OF_IDS).index(name) % 3])
@@ -146,11 +118,7 @@ def test_of_ids_in_every_strategy(name: str, strategy: str) -> None:
 
 
 def check_of_ids(name: str, strategy: str) -> None:
-    torch.manual_seed(0)
-    model = Small(OF_IDS[name]).double()
-    program = program_of(model, IDS_BS, passes=pipeline(), strategy=strategy)
-    for length in (9, 7):
-        check(model, program, [torch.randint(0, 11, (2, length))])
+    check_forward(OF_IDS[name], strategy)
 
 
 @pytest.mark.parametrize("name", OF_X)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -5,7 +7,7 @@ from torch import Tensor
 
 from sp.errors import StrategyError
 from sp.runtime import comm
-from sp.runtime.comm import World, all_gather, all_reduce_sum, find_world, post_exchange, seat_name
+from sp.runtime.comm import World, all_gather, all_reduce, find_world, post_exchange, seat_name
 from sp.testing import ProcessWorld, run_ranks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
@@ -127,14 +129,15 @@ def test_exchange_refuses_what_gloo_would_die_of() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_all_reduce_is_fresh_and_the_same_everywhere(size: int) -> None:
+@pytest.mark.parametrize(("op", "right"), [(dist.ReduceOp.SUM, torch.sum), (dist.ReduceOp.MAX, torch.amax)])
+def test_all_reduce_is_fresh_and_the_same_everywhere(size: int, op: Any, right: Any) -> None:
     x = torch.randn(size, 7, 3, generator=torch.Generator().manual_seed(0)).transpose(1, 2)
     before = x.clone()
-    found = run_ranks(size, lambda group: all_reduce_sum(find_world(group.group_name), x[group.rank()]))
+    found = run_ranks(size, lambda group: all_reduce(find_world(group.group_name), x[group.rank()], op))
     assert x.equal(before)
     assert all(total.is_contiguous() and total.equal(found[0]) for total in found)
-    torch.testing.assert_close(found[0], x.sum(0))
-    alone = all_reduce_sum(World(0, 1), x[0])
+    torch.testing.assert_close(found[0], right(x, 0))
+    alone = all_reduce(World(0, 1), x[0], op)
     assert alone.equal(x[0])
     assert alone.data_ptr() != x[0].data_ptr()
 

@@ -3,16 +3,22 @@
 import torch
 
 from sp.runtime.ops import attention as _attention
+from sp.runtime.ops import move as _move
+from sp.runtime.ops import noise as _noise
 from sp.runtime.ops import placement as _placement
 from sp.runtime.ops import reduction as _reduction
 
-del _attention, _placement, _reduction
+del _attention, _move, _noise, _placement, _reduction
 
 attention = torch.ops.sp.attention.default
 shard = torch.ops.sp.shard.default
 unshard = torch.ops.sp.unshard.default
+widen = torch.ops.sp.widen.default
+move = torch.ops.sp.move.default
 narrow = torch.ops.sp.narrow.default
+noise = torch.ops.sp.noise.default
+peak = torch.ops.sp.peak.default
 replicate = torch.ops.sp.replicate.default
 reduce = torch.ops.sp.reduce.default
 
-__all__ = ["attention", "narrow", "reduce", "replicate", "shard", "unshard"]
+__all__ = ["attention", "move", "narrow", "noise", "peak", "reduce", "replicate", "shard", "unshard", "widen"]

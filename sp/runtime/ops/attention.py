@@ -30,7 +30,7 @@ from sp.runtime.ops.order import keep_order
 from sp.runtime.ring import Saved
 from sp.runtime.transport import find_transport
 
-_CALL = "str mask, float scale, SymInt length, str layout, str transport, str kernel, str group"
+_CALL = "str mask, float scale, SymInt length, SymInt keys, str layout, str transport, str kernel, str group"
 _FORWARD = f"(Tensor q, Tensor k, Tensor v, {_CALL}) -> (Tensor, Tensor)"
 _BACKWARD = (
     f"(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_CALL}) -> (Tensor, Tensor, Tensor)"
@@ -41,13 +41,15 @@ _BACKWARD = (
 class Call:
     """The arguments of the ops that are no tensors, in order.
 
-    mask: `str` of the `sp.mask.Band` of global positions.  scale: of the scores.  length: of the global sequence.
+    mask: `str` of the `sp.mask.Band` of global positions.  scale: of the scores.
+    length, keys: of the global sequences of queries and of keys.
     layout, transport, kernel: keys of LAYOUTS, TRANSPORTS, KERNELS.  group: name of the process group, "" for none.
     """
 
     mask: str
     scale: float
     length: int
+    keys: int
     layout: str
     transport: str
     kernel: str
@@ -56,12 +58,13 @@ class Call:
     def plan(self, q_BHSD: Tensor, k_BGSD: Tensor) -> tuple[Plan, World]:
         """What this rank computes, once its tensors are found to be as long as the layout says."""
         world = find_world(self.group)
-        plan = make_plan(self.layout, Band.parse(self.mask), self.length, world.size, world.rank)
-        local = plan.layout.local_length(self.length, world.rank, world.size)
+        plan = make_plan(self.layout, Band.parse(self.mask), self.length, world.size, world.rank, self.keys)
+        totals = self.length, self.keys
+        local = tuple(plan.layout.local_length(total, world.rank, world.size) for total in totals)
         found = q_BHSD.shape[2], k_BGSD.shape[2]
-        assert found == (local, local), (
+        assert found == local, (
             f"rank {world.rank} of {world.size} got {found[0]} queries and {found[1]} keys,"
-            f" but its share of {self.length} tokens is {local} in the layout {self.layout!r}"
+            f" but its share of {totals} tokens is {local} in the layout {self.layout!r}"
         )
         return plan, world
 

@@ -4,10 +4,12 @@
 |-----------------|------------------------------------------|-----------------|
 | `sp::replicate` | the very same tensor, nothing is copied  | `sp::reduce`    |
 | `sp::reduce`    | the sum over the ranks (an all-reduce)   | `sp::replicate` |
+| `sp::peak`      | the maximum (minimum) of one dim         | (none)          |
 
 A replicated value (a parameter) enters sharded computation through `sp::replicate`: each rank computes the gradient of
 its own tokens, and the sum of these is the gradient of the value, whole and exact on every rank.  The result of
-`sp::reduce` is replicated, and so is its gradient: every rank's part has all of it, and nothing is left to sum.
+`sp::reduce` is replicated, and so is its gradient: every rank's part has all of it, and nothing is left to sum.  It
+also takes "max" and "min", of what needs no gradient; `sp::peak` is what a rank, perhaps without tokens, has to say.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from sp.runtime.comm import World, all_reduce_sum, find_world
+from sp.runtime.comm import World, all_reduce, find_world
 from sp.runtime.ops.order import keep_order
 
 
@@ -27,10 +30,25 @@ def _sum(world: World, x: Tensor) -> Tensor:
     """In 16 bits every addition would round; this rounds once."""
     assert x.dtype != torch.bool, "a sum of bools counts nothing; convert them first"
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    return all_reduce_sum(world, wide).to(x.dtype)
+    return all_reduce(world, wide, dist.ReduceOp.SUM).to(x.dtype)
 
 
-REDUCTIONS: Mapping[str, Callable[[World, Tensor], Tensor]] = MappingProxyType({"sum": _sum})
+def _extreme(op: dist.ReduceOp.RedOpType) -> Callable[[World, Tensor], Tensor]:
+    """Maximum or minimum; NaN anywhere is NaN everywhere, as torch has it and backends have not."""
+
+    def reduced(world: World, x: Tensor) -> Tensor:
+        result = all_reduce(world, x.masked_fill(x.isnan(), 0) if x.is_floating_point() else x, op)
+        if not x.is_floating_point():
+            return result
+        missing = all_reduce(world, x.isnan().to(torch.int32), dist.ReduceOp.MAX)
+        return result.masked_fill(missing.bool(), float("nan"))
+
+    return reduced
+
+
+REDUCTIONS: Mapping[str, Callable[[World, Tensor], Tensor]] = MappingProxyType(
+    {"sum": _sum, "max": _extreme(dist.ReduceOp.MAX), "min": _extreme(dist.ReduceOp.MIN)}
+)
 
 
 def _reduce(x: Tensor, op: str, group: str) -> Tensor:
@@ -46,6 +64,16 @@ def _reduce_fake(x: Tensor, op: str, group: str) -> Tensor:
 
 def _keep_group(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.group = inputs[-1]
+
+
+def _constant(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.mark_non_differentiable(output)
+
+
+def _setup_reduce(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, op, ctx.group = inputs
+    if op != "sum":  # whose element it was, no other rank can say: `decompose` takes these of detached values
+        ctx.mark_non_differentiable(output)
 
 
 def _reduce_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -77,7 +105,27 @@ reduce = torch.library.custom_op(
     "sp::reduce", _reduce, mutates_args=(), schema="(Tensor x, str op, str group) -> Tensor"
 )
 reduce.register_fake(_reduce_fake)
-reduce.register_autograd(_reduce_backward, setup_context=_keep_group)
+reduce.register_autograd(_reduce_backward, setup_context=_setup_reduce)
+
+
+def _peak(x: Tensor, dim: int, op: str) -> Tensor:
+    """The maximum or minimum along `dim`, kept with size 1; of no elements at all, what changes no other maximum."""
+    if x.size(dim):
+        return x.amax(dim, keepdim=True) if op == "max" else x.amin(dim, keepdim=True)
+    shape = [1 if at == dim else size for at, size in enumerate(x.shape)]
+    if x.is_floating_point():
+        return x.new_full(shape, float("-inf" if op == "max" else "inf"))
+    bounds = torch.iinfo(x.dtype)
+    return x.new_full(shape, bounds.min if op == "max" else bounds.max)
+
+
+def _peak_fake(x: Tensor, dim: int, op: str) -> Tensor:
+    return x.new_empty([1 if at == dim else size for at, size in enumerate(x.shape)])
+
+
+peak = torch.library.custom_op("sp::peak", _peak, mutates_args=(), schema="(Tensor x, int dim, str op) -> Tensor")
+peak.register_fake(_peak_fake)
+peak.register_autograd(lambda ctx, _: (None, None, None), setup_context=_constant)
 
 # A custom op may not return its input.  So this one is composite: one node for Dynamo and in printed graphs, and below
 # that a view, which costs nothing, with an `sp::reduce` in its backward.

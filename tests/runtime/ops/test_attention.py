@@ -25,7 +25,7 @@ LENGTH = 12
 
 
 def arguments(length: int = LENGTH, kernel: str = "flash", mask: Band = CAUSAL, group: str = "") -> tuple[Any, ...]:
-    return str(mask), SCALE, length, "striped", "ring", kernel, group
+    return str(mask), SCALE, length, length, "striped", "ring", kernel, group
 
 
 def requiring_grad(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -177,7 +177,7 @@ class Layer(nn.Module):
         batch, local, width = x.shape
         q, k, v = self.qkv(x).view(batch, local, 3, 4, 8).permute(2, 0, 3, 1, 4)
         # The scale is a literal, as in a captured graph; Dynamo would trace twice for a global.
-        out, _ = attention(q, k, v, "causal", 0.3, length, "striped", "ring", "flash", self.group)
+        out, _ = attention(q, k, v, "causal", 0.3, length, length, "striped", "ring", "flash", self.group)
         return self.out(out.transpose(1, 2).reshape(batch, local, width)).square().sum()
 
 

@@ -1,0 +1,64 @@
+"""The refusals of one program: each with the way that the sequence came, like ones of other layers counted as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from sp.errors import Refusal
+from sp.passes.fxtools import op_name, refusal, source_line, tensor_operands
+from sp.passes.naming import SymbolNames
+from sp.passes.placements import Placements
+from sp.passes.rules import Refused
+from sp.program import Program, Sharded
+
+_SHOWN = 3  # values at either end of a long chain
+
+
+@dataclass
+class Refusals:
+    program: Program
+    found: dict[tuple[str, str], Refusal] = field(default_factory=dict[tuple[str, str], Refusal])
+
+    @property
+    def listed(self) -> tuple[Refusal, ...]:
+        return tuple(self.found.values())
+
+    @property
+    def count(self) -> int:
+        return sum(1 + each.more for each in self.found.values())
+
+    def add(self, node: fx.Node, reason: Refused, placements: Placements) -> None:
+        """`reason` is why, unless an earlier pass has said it already."""
+        key = op_name(node), source_line(node)
+        if key in self.found:
+            self.found[key] = replace(self.found[key], more=self.found[key].more + 1)
+            return
+        earlier = self.program.refused.get(node.name)
+        found = earlier or refusal(node, reason.why, reason.remedy)
+        name = SymbolNames(self.program).text
+        why = name(f"{found.why}{_placed(node, placements)}{_chain(node, placements)}")
+        self.found[key] = replace(found, node=name(found.node), why=why)
+
+
+def _placed(node: fx.Node, placements: Placements) -> str:
+    """Where each operand's sequence lives."""
+    placed = [(operand, placements.natural.get(operand)) for operand in dict.fromkeys(tensor_operands(node))]
+    known = [f"{operand.name} is {placement}" for operand, placement in placed if isinstance(placement, Sharded)]
+    return f" ({'; '.join(known)})" if known else ""
+
+
+def _chain(node: fx.Node, placements: Placements) -> str:
+    """Through which values the sequence came, from where it met the model's parameters."""
+    names, current = list[str](), node
+    while True:
+        sources = [one for one in tensor_operands(current) if isinstance(placements.natural.get(one), Sharded)]
+        if not sources:
+            break
+        current = sources[0]
+        names.insert(0, current.name)
+    if len(names) < 2:
+        return ""
+    shown = names if len(names) <= 2 * _SHOWN else [*names[:_SHOWN], "…", *names[-_SHOWN:]]
+    return f"\n            by way of {' → '.join(shown)} → {node.name}"
