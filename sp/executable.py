@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
+from sp.passes.modes import autocast_now
 from sp.program import Program
 from sp.request import Request
 from sp.runtime.comm import seat_name
@@ -51,7 +53,10 @@ class Executable:
         carried = [torch.empty(length, 0)] if len(self.program.inputs) > len(tensors) else []
         self.calls += 1
         self.length = length
-        return self.outputs.rebuild(self.run(*tensors, *carried))
+        with ExitStack() as stack:
+            for device, _ in autocast_now():  # the graph has the caller's casts already
+                stack.enter_context(torch.autocast(device, enabled=False))
+            return self.outputs.rebuild(self.run(*tensors, *carried))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from sp.errors import InputError
 from sp.passes.call import Call, Outputs
 from sp.passes.export import Axes, export
 from sp.passes.fxtools import shape
+from sp.passes.modes import Watch
 from sp.program import Note, Port, Program
 from sp.program import Sequence as SequenceSize
 from sp.strategy import Strategy
@@ -42,7 +43,9 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.rebuild(tensors[: len(self.call.names)])
-        return self.outputs.flatten(self.model(*args, **kwargs))
+        with Watch():
+            output = self.model(*args, **kwargs)
+        return self.outputs.flatten(output)
 
 
 def sequence_dims(call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim) -> list[int | None]:

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.fx.traceback import preserve_node_meta
 
 from sp.errors import UnsupportedModelError
 
@@ -81,9 +82,9 @@ def _export(
 ) -> tuple[ExportedProgram, Lengths]:
     message = ""
     for _ in range(_ATTEMPTS):
-        inputs = examples(lengths.shortest)
         try:
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad(), preserve_node_meta():
+                inputs = examples(lengths.shortest)
                 shapes = (axes.dynamic(inputs, lengths),)
                 return torch.export.export(flat, tuple(inputs), dynamic_shapes=shapes, strict=False), lengths
         except UnsupportedModelError:
