@@ -134,14 +134,17 @@ def _from_front(start: object, size: sympy.Expr) -> sympy.Expr:
 
 @dataclass(frozen=True)
 class Lenses:
-    """Reads and writes through views; makes nodes where the graph inserts, by `emit(op, args, kwargs)`."""
+    """Reads and writes through views; makes nodes where the graph inserts, by `emit(op, args, kwargs)`.
+
+    same: the ops that return their operand itself, as captured."""
 
     emit: Callable[..., fx.Node]
     sizes: Sizes
+    same: frozenset[fx.Node]
 
     def read(self, view: fx.Node, whole: fx.Node) -> fx.Node:
         """The view again, of the value that its parent has now."""
-        if is_same(view):
+        if view in self.same:
             return whole
         if view.target is not operator.getitem:
             target = aten.reshape.default if op_name(view) in _VIEWS else view.target
@@ -157,7 +160,7 @@ class Lenses:
 
         Raises NoLensError."""
         name = op_name(cast(fx.Node, view.args[0]) if view.target is operator.getitem else view)
-        if is_same(view) or name == "aten.detach":
+        if view in self.same or name == "aten.detach":
             return value
         if name in _SHAPES:
             return self.emit(aten.reshape.default, (value, [self.sizes.node(size) for size in shape(whole)]))

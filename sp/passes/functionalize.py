@@ -82,7 +82,8 @@ class _Rewriter:
         self.shared = _shared_by_strangers(self.roots)
         self.refusals: list[Refusal] = []
         self.gradients = Gradients(stop_at_quiet=True)
-        self.lenses = Lenses(self._emit, Sizes(program))
+        same = frozenset(node for node in program.graph.nodes if is_same(node))
+        self.lenses = Lenses(self._emit, Sizes(program), same)
         self.source: fx.Node | None = None
         self.tracing = next(value.fake_mode for node in program.graph.nodes if (value := tensor(node)) is not None)
 
@@ -217,7 +218,7 @@ class _Rewriter:
         while view in self.parents:
             parent = self.parents[view]
             value = self.lenses.write(view, self.read(parent), value, scalar)
-            scalar = scalar if is_same(view) else None
+            scalar = scalar if view in self.lenses.same else None
             view = parent
             written.append((view, value))
         self.versions[view] += 1

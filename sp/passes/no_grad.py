@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from sp.passes.fxtools import is_parameter, result, tensor
+from sp.passes.fxtools import is_parameter, op_name, result, tensor
 from sp.passes.modes import forget_modes, is_quiet
 from sp.program import Program
 
@@ -76,5 +76,11 @@ class Gradients:
             return False
         if node.op in ("placeholder", "get_attr"):
             return node.op == "placeholder" or is_parameter(node)
-        stops = node.target is torch.ops.aten.detach.default or (self.stop_at_quiet and quiet(node))
-        return not stops and any(self(operand) for operand in node.all_input_nodes)
+        stops = self.stop_at_quiet and quiet(node)
+        return not stops and not _reads_no_values(node) and any(self(operand) for operand in node.all_input_nodes)
+
+
+def _reads_no_values(node: fx.Node) -> bool:
+    """Of its operand, an op of this kind reads shape and dtype; or it is `detach`."""
+    name = op_name(node)
+    return name == "aten.detach" or name.endswith("_like") or name.startswith("aten.new_")
