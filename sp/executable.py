@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,13 +72,17 @@ class Slot:
         """Follow the model where it has replaced the tensor object since capture (`.to()` replaces buffers)."""
         owner = model.get_submodule(self.path)
         current = getattr(owner, self.name)
-        if getattr(self.holder, self.attribute) is not current:
+        if getattr(self.holder, self.attribute) is current:
+            return
+        if self.attribute in self.holder._parameters:  # torch.func.functional_call puts plain tensors there
+            self.holder._parameters[self.attribute] = current
+        else:
             setattr(self.holder, self.attribute, current)
 
 
 def build(model: nn.Module, request: Request, length: int, options: Options) -> Executable:
     """Capture `model` for calls like `request` over a global `length`, transform, bind and compile it."""
-    with _TRACING:
+    with _TRACING, _as_parameters(model):
         captured, outputs = capture(
             model,
             request.call,
@@ -90,8 +94,23 @@ def build(model: nn.Module, request: Request, length: int, options: Options) -> 
         )
         program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
         bound = bind(program, seat_name(options.group))
-    run = _compiled(bound, options.compile) if options.compile else bound
+        run = _compiled(bound, options.compile) if options.compile else bound
     return Executable(request.key, captured, program, outputs, bound, run, length, slots=_slots(bound, model))
+
+
+@contextmanager
+def _as_parameters(model: nn.Module) -> Iterator[None]:
+    """Under `torch.func.functional_call` a model's parameters are plain tensors, which torch.export refuses."""
+    places = [(module._parameters, name) for module in model.modules() for name in module._parameters]
+    plain = [(held, name, held[name]) for held, name in places if not isinstance(held[name], (nn.Parameter, type(None)))]
+    made = {id(value): nn.Parameter(value.detach()) for _, _, value in plain if value is not None}
+    for held, name, value in plain:
+        held[name] = made[id(value)]
+    try:
+        yield
+    finally:
+        for held, name, value in plain:
+            held[name] = value
 
 
 def _compiled(bound: fx.GraphModule, settings: bool | Mapping[str, Any]) -> Callable[..., Any]:
@@ -106,7 +125,7 @@ def _slots(bound: fx.GraphModule, model: nn.Module) -> list[Slot]:
     slots: list[Slot] = []
     for node in bound.graph.find_nodes(op="get_attr"):
         path, _, name = str(node.target).rpartition(".")
-        if path != "model" and not path.startswith("model."):
-            continue
-        slots.append(Slot(bound.get_submodule(path), name, path.removeprefix("model").removeprefix("."), name))
+        own = path.removeprefix("model").removeprefix(".")
+        if (path == "model" or path.startswith("model.")) and hasattr(model.get_submodule(own), name):
+            slots.append(Slot(bound.get_submodule(path), name, own, name))
     return slots

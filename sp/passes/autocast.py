@@ -162,7 +162,7 @@ def _kernels(node: fx.Node, casts: Casts, autocast: Autocasts) -> list[str] | st
         log = stack.enter_context(_Kernels())
         try:
             made = node.target(*args, **kwargs)  # type: ignore[operator]
-        except (RuntimeError, TypeError, ValueError) as error:  # these dtypes do not go together
+        except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # these dtypes do not go together
             return f"{type(error).__name__}"
         dtypes = [leaf.dtype for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
     return [*log.noted, str(dtypes)]
