@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,10 +99,12 @@ def build(model: nn.Module, request: Request, length: int, options: Options) -> 
 
 
 @contextmanager
-def _as_parameters(model: nn.Module) -> Iterator[None]:
+def _as_parameters(model: nn.Module) -> Generator[None]:
     """Under `torch.func.functional_call` a model's parameters are plain tensors, which torch.export refuses."""
     places = [(module._parameters, name) for module in model.modules() for name in module._parameters]
-    plain = [(held, name, held[name]) for held, name in places if not isinstance(held[name], (nn.Parameter, type(None)))]
+    plain = [
+        (held, name, held[name]) for held, name in places if not isinstance(held[name], (nn.Parameter, type(None)))
+    ]
     made = {id(value): nn.Parameter(value.detach()) for _, _, value in plain if value is not None}
     for held, name, value in plain:
         held[name] = made[id(value)]

@@ -181,5 +181,5 @@ def _refuse_transforms() -> None:
     if torch._C._are_functorch_transforms_active():
         raise SpError(
             "a parallelized model is called inside of a torch.func transform (grad, vmap, jvp, …)",
-            remedy="torch.autograd.grad takes gradients of torch.func.functional_call(pmodel, …); a batch replaces vmap",
+            remedy="torch.autograd.grad of torch.func.functional_call(pmodel, …); in place of vmap, a batch",
         )

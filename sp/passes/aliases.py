@@ -147,10 +147,10 @@ class Lenses:
         if view in self.same:
             return whole
         if view.target is not operator.getitem:
-            target = aten.reshape.default if op_name(view) in _VIEWS else view.target
+            target = aten.reshape.default if view.target in _VIEWS else view.target
             return self.emit(target, (whole, *view.args[1:]), dict(view.kwargs))
         span = span_of(view)
-        start, stop = self.sizes.node(span.start), self.sizes.node(span.start + span.length)
+        start, stop = self._size(span.start), self._size(span.start + span.length)
         if span.drops:
             return self.emit(aten.select.int, (whole, span.dim, start))
         return self.emit(aten.slice.Tensor, (whole, span.dim, start, stop))
@@ -162,8 +162,8 @@ class Lenses:
         name = op_name(cast(fx.Node, view.args[0]) if view.target is operator.getitem else view)
         if view in self.same or name == "aten.detach":
             return value
-        if name in _SHAPES:
-            return self.emit(aten.reshape.default, (value, [self.sizes.node(size) for size in shape(whole)]))
+        if name in _SHAPES and view.meta["val"].dtype == whole.meta["val"].dtype:
+            return self.emit(aten.reshape.default, (value, [self._size(size) for size in shape(whole)]))
         if name in _TURNS:
             turned = self.emit(aten.permute.default, (value, _inverse(view)))
             return self.emit(aten.contiguous.default, (turned,))
@@ -183,32 +183,37 @@ class Lenses:
         middle = self.emit(aten.unsqueeze.default, (value, span.dim)) if span.drops else value
         parts = [middle]
         if span.start != 0:
-            parts.insert(0, self.emit(aten.slice.Tensor, (whole, span.dim, 0, self.sizes.node(span.start))))
+            parts.insert(0, self.emit(aten.slice.Tensor, (whole, span.dim, 0, self._size(span.start))))
         if stop != size:
-            parts.append(self.emit(aten.slice.Tensor, (whole, span.dim, self.sizes.node(stop), END)))
+            parts.append(self.emit(aten.slice.Tensor, (whole, span.dim, self._size(stop), END)))
         return self.emit(aten.cat.default, (parts, span.dim))
+
+    def _size(self, size: sympy.Expr) -> fx.Node | int:
+        if not self.sizes.tell(size):
+            raise NoLensError(f"a view of size {size}, which depends on contents")
+        return self.sizes.node(size)
 
     def _within(self, span: Span, whole: fx.Node) -> fx.Node:
         """Whether a position along the dim is in the span, ready to be broadcast."""
         size, value = shape(whole)[span.dim], cast(torch.Tensor, tensor(whole))
         options = {"dtype": torch.int64, "device": value.device, "pin_memory": False}
-        places = self.emit(aten.arange.default, (self.sizes.node(size),), options)
+        places = self.emit(aten.arange.default, (self._size(size),), options)
         behind = value.ndim - 1 - span.dim
         if behind:
-            places = self.emit(aten.view.default, (places, [self.sizes.node(size), *[1] * behind]))
+            places = self.emit(aten.view.default, (places, [self._size(size), *[1] * behind]))
         if span.length == 1:
-            return self.emit(aten.eq.Scalar, (places, self.sizes.node(span.start)))
+            return self.emit(aten.eq.Scalar, (places, self._size(span.start)))
         stop = span.start + span.length
         sides: list[fx.Node] = []
         if span.start != 0:
-            sides.append(self.emit(aten.ge.Scalar, (places, self.sizes.node(span.start))))
+            sides.append(self.emit(aten.ge.Scalar, (places, self._size(span.start))))
         if stop != size:
-            sides.append(self.emit(aten.lt.Scalar, (places, self.sizes.node(stop))))
+            sides.append(self.emit(aten.lt.Scalar, (places, self._size(stop))))
         return sides[0] if len(sides) == 1 else self.emit(aten.logical_and.default, tuple(sides))
 
 
 # Views of what may no longer be contiguous.
-_VIEWS = frozenset({"aten.view", "aten._unsafe_view"})
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
 def _inverse(view: fx.Node) -> list[int]:

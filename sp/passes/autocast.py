@@ -54,10 +54,8 @@ class Autocast:
         refusals = [refused for node in nodes if (refused := caster.visit(node)) is not None]
         if refusals:
             raise UnsupportedModelError("autocast casts inside of ops", refusals=refusals)
-        if not caster.made:
-            return program
         program.graph_module.recompile()
-        return program.note(self.name, f"{len(caster.made)} casts of autocast written out")
+        return program.note(self.name, f"{caster.count} casts of autocast written out")
 
     def check(self, program: Program) -> None:
         del program  # `visit` compares
@@ -81,6 +79,7 @@ class _Caster:
 
     known: dict[str, Casts | None]
     made: dict[tuple[fx.Node, torch.dtype, bool], fx.Node]
+    count: int = 0
 
     def visit(self, node: fx.Node) -> Refusal | None:
         modes = modes_of(node)
@@ -110,12 +109,13 @@ class _Caster:
                 made = node.graph.call_function(aten.to.dtype, (operand, dtype))
             made.meta = {**node.meta, "val": value.to(dtype)}
             self.made[key] = made
+            self.count += 1
         return made
 
 
 def find_casts(node: fx.Node, autocast: Autocasts) -> Casts | None:
     """What autocast does to this op, None if no cast of its operands comes to the same."""
-    widest = max((tensor(operand).dtype for operand in filter(_floats, tensor_operands(node))), key=_width)
+    widest = max((operand.meta["val"].dtype for operand in filter(_floats, tensor_operands(node))), key=_width)
     lowered = [Casts(dtype) for _, dtype in autocast]
     ways = [*lowered, Casts(_FULL), Casts(widest)]
     schema = node.target._schema  # type: ignore[union-attr]
@@ -189,8 +189,8 @@ def _hint(value: Any) -> Any:
 
 
 def _pattern(node: fx.Node) -> str:
-    def words(operand: fx.Node) -> str:
+    def words(operand: fx.Node) -> Any:
         value = tensor(operand)
         return "?" if value is None else f"{value.dtype} {value.device} {value.ndim}"
 
-    return str(map_arg((node.args, node.kwargs), lambda operand: words(operand)))  # type: ignore[arg-type,return-value]
+    return str(map_arg((node.args, node.kwargs), words))

@@ -6,8 +6,8 @@
     add   = aten.add(zeros, 1)                          add   = aten.add(cat, 1)
 
 From here on a node's value is what its own line says.  torch's own (`run_decompositions({})`) is a second trace, loses
-`no_grad` (the gradients of such a region come out wrong), what stands behind a dropout, and the source lines of regions;
-so this pass rewrites the lines that are concerned and no others.
+`no_grad` (the gradients of such a region come out wrong), the source lines of regions, and what dropout was; so this
+pass rewrites the lines that are concerned and no others.
 
 What belongs to the caller or the model (inputs, parameters, buffers) may not be changed: every rank would have to be
 told.  Nor may a value change under `no_grad` behind autograd's back.
@@ -26,16 +26,13 @@ from torch.fx.node import map_arg
 
 from sp.errors import Refusal, UnsupportedModelError
 from sp.passes.aliases import Lenses, NoLensError, changes_in_place, is_same, parent_of, storages
-from sp.passes.fxtools import attribute, expression, op_name, positional, refusal, shape, tensor
-from sp.passes.modes import modes_of
+from sp.passes.functional_forms import OUT_OF_PLACE, Forms, RefusedChangeError
+from sp.passes.fxtools import attribute, op_name, refusal, tensor
 from sp.passes.no_grad import Gradients, quiet
 from sp.passes.sizes import Sizes
 from sp.program import Program
 
 aten = torch.ops.aten
-_OUT_OF_PLACE = "write it out of place (x = x + y for x += y, torch.where for x[...] = y)"
-# Where the functional form has another name than the op without its underscore.
-_NAMES: Mapping[str, str] = {"normal_": "normal_functional"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Functionalize:
     def run(self, program: Program) -> Program:
         changes = [node for node in program.graph.nodes if changes_in_place(node)]
         if not changes:
-            return program
+            return program.note(self.name, "no change in place")
         rewriter = _Rewriter(program, changes)
         for node in list(program.graph.nodes):
             rewriter.visit(node)
@@ -75,7 +72,7 @@ class _Rewriter:
                 self.parents[node] = parent
             self.roots[node] = node if parent is None else self.roots[parent]
         self.changes = set(changes)
-        targets = [cast(fx.Node, node.args[0]) for node in changes if node.args and isinstance(node.args[0], fx.Node)]
+        targets = [node.args[0] for node in changes if node.args and isinstance(node.args[0], fx.Node)]
         self.versions = {self.roots[node]: 0 for node in targets}
         self.now: dict[fx.Node, tuple[int, fx.Node]] = {}
         self.split_at: dict[fx.Node, int] = {}
@@ -83,9 +80,11 @@ class _Rewriter:
         self.refusals: list[Refusal] = []
         self.gradients = Gradients(stop_at_quiet=True)
         same = frozenset(node for node in program.graph.nodes if is_same(node))
-        self.lenses = Lenses(self._emit, Sizes(program), same)
+        sizes = Sizes(program)
+        self.lenses, self.forms = Lenses(self._emit, sizes, same), Forms(self._emit, self.read, sizes)
         self.source: fx.Node | None = None
-        self.tracing = next(value.fake_mode for node in program.graph.nodes if (value := tensor(node)) is not None)
+        values: list[Any] = [value for node in program.graph.nodes if (value := tensor(node)) is not None]
+        self.tracing = values[0].fake_mode
 
     def visit(self, node: fx.Node) -> None:
         self.source = node
@@ -93,13 +92,12 @@ class _Rewriter:
             self._change(node)
             return
         for operand in node.all_input_nodes:
-            if self.roots[operand] in self.versions and tensor(operand) is not None:
-                with self.graph.inserting_before(node):
-                    current = self.read(operand)
-                if current is not operand:
-                    node.replace_input_with(operand, current)
-                    if op_name(node) == "aten.view":
-                        node.target = aten.reshape.default  # the new value may lie differently in memory
+            with self.graph.inserting_before(node):
+                current = self.read(operand)
+            if current is not operand:
+                node.replace_input_with(operand, current)
+                if node.target is aten.view.default:
+                    node.target = aten.reshape.default  # the new value may lie differently in memory
         if self.roots[node] in self.versions:
             version = self.versions[self.roots[node]]
             if node.target is operator.getitem:  # a part of a split is as old as the split
@@ -110,7 +108,7 @@ class _Rewriter:
 
     def read(self, node: fx.Node) -> fx.Node:
         """What a value is now."""
-        if self.roots[node] not in self.versions:
+        if self.roots[node] not in self.versions or tensor(node) is None:
             return node
         if node in self.changes:
             return self.read(self.parents[node])
@@ -130,30 +128,33 @@ class _Rewriter:
         try:
             target = self._target(node)
             with self.graph.inserting_before(node):
-                value, scalar = self._value(node, self.read(target))
+                value, scalar = self.forms.value(node, self.read(target))
                 self._write(target, value, scalar)
         except NoLensError as error:
-            self.refusals.append(refusal(node, f"it changes a value in place, through {error}", _OUT_OF_PLACE))
-        except _RefusedChangeError as error:
+            self.refusals.append(refusal(node, f"it changes a value in place, through {error}", OUT_OF_PLACE))
+        except RefusedChangeError as error:
             self.refusals.append(refusal(node, error.why, error.remedy))
 
     def _target(self, node: fx.Node) -> fx.Node:
-        """The value that an op changes; raises _RefusedChangeError if it may not."""
-        written = [one for one in node.target._schema.arguments if one.alias_info is not None and one.alias_info.is_write]  # type: ignore[union-attr]
+        """The value that an op changes; raises RefusedChangeError if it may not."""
+        schema: Any = cast(Any, node.target)._schema
+        written = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
         target = node.args[0] if node.args else None
         if len(written) != 1 or not op_name(node).endswith("_") or tensor(target) is None:
-            raise _RefusedChangeError("it writes into an argument", "use what it returns, without out=")
+            raise RefusedChangeError("it writes into an argument", "use what it returns, without out=")
         target = cast(fx.Node, target)
         root = self.roots[target]
         if root.op == "placeholder":
-            raise _RefusedChangeError(f"it changes the caller's tensor {root.target!r} in place", "clone it first")
+            raise RefusedChangeError(f"it changes the caller's tensor {root.target!r} in place", "clone it first")
         if root.op == "get_attr":
             kind = "parameter" if isinstance(attribute(root), torch.nn.Parameter) else "buffer"
             name = str(root.target).removeprefix("model.")
             remedy = "keep counters and running statistics outside of the forward, or call eval()"
-            raise _RefusedChangeError(f"it changes the {kind} {name!r} in place", remedy)
+            raise RefusedChangeError(f"it changes the {kind} {name!r} in place", remedy)
         if root in self.shared:
-            raise _RefusedChangeError("it changes memory that other values share in ways unknown to sp", "clone it first")
+            raise RefusedChangeError(
+                "it changes memory that other values share in ways unknown to sp", "clone it first"
+            )
         self._check_gradients(node, target)
         return target
 
@@ -165,52 +166,7 @@ class _Rewriter:
             view = self.parents[view]
         if hidden and self.gradients(self.read(self.roots[target])):
             why = "it changes a value behind autograd's back (under no_grad, or through detach)"
-            raise _RefusedChangeError(why, "change a clone of it")
-
-    def _value(self, node: fx.Node, target: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-        """What the changed value is; and the number that fills it, if it is one."""
-        name, arguments = op_name(node).removeprefix("aten."), self._arguments(node)
-        dtype = target.meta["val"].dtype
-        if name in ("fill_", "zero_"):
-            scalar = self._scalar(arguments[1] if name == "fill_" else 0, target)
-            zeros = self._emit(aten.zeros_like.default, (target,), {"pin_memory": False})
-            joined = aten.logical_or.default if dtype == torch.bool else aten.add.Tensor
-            return self._emit(joined, (zeros, scalar)), scalar
-        if name == "copy_":
-            return self._copied(cast(fx.Node, arguments[1]), target), None
-        functional = getattr(aten, _NAMES.get(name, name[:-1]), None)
-        overload = getattr(functional, cast(Any, node.target)._overloadname, None)
-        if overload is None:
-            raise _RefusedChangeError("it changes its operand in place and has no other form", _OUT_OF_PLACE)
-        kwargs = map_arg(node.kwargs, self._current)
-        value = self._emit(overload, (target, *arguments[1:]), kwargs)
-        if tensor(value) is None or shape(value) != shape(target):
-            raise _RefusedChangeError("it changes the shape of its operand in place", _OUT_OF_PLACE)
-        return self._in_dtype(value, dtype), None
-
-    def _arguments(self, node: fx.Node) -> tuple[Any, ...]:
-        return map_arg(node.args, self._current)
-
-    def _current(self, operand: fx.Node) -> fx.Node:
-        known = self.roots[operand] in self.versions and tensor(operand) is not None
-        return self.read(operand) if known else operand
-
-    def _scalar(self, number: object, like: fx.Node) -> fx.Node:
-        value = like.meta["val"]
-        if isinstance(number, fx.Node) and tensor(number) is not None:
-            return self._in_dtype(number, value.dtype)
-        return self._emit(aten.full.default, ([], number), {"dtype": value.dtype, "device": value.device})
-
-    def _copied(self, source: fx.Node, target: fx.Node) -> fx.Node:
-        value = self._in_dtype(source, target.meta["val"].dtype)
-        if source.meta["val"].device != target.meta["val"].device:
-            value = self._emit(aten.to.device, (value, target.meta["val"].device, target.meta["val"].dtype))
-        if shape(value) != shape(target):
-            value = self._emit(aten.expand.default, (value, [self.lenses.sizes.node(size) for size in shape(target)]))
-        return value
-
-    def _in_dtype(self, value: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return value if value.meta["val"].dtype == dtype else self._emit(aten.to.dtype, (value, dtype))
+            raise RefusedChangeError(why, "change a clone of it")
 
     def _write(self, target: fx.Node, value: fx.Node, scalar: fx.Node | None) -> None:
         """Write back, view by view, to the memory's root."""
@@ -229,7 +185,11 @@ class _Rewriter:
         """A new node in the place of the one that is visited."""
         assert self.source is not None
         made = self.graph.call_function(target, args, dict(kwargs or {}))
-        made.meta = {key: self.source.meta[key] for key in ("stack_trace", "nn_module_stack", "custom") if key in self.source.meta}
+        made.meta = {
+            key: self.source.meta[key]
+            for key in ("stack_trace", "nn_module_stack", "custom")
+            if key in self.source.meta
+        }
         values, named = map_arg((made.args, made.kwargs), _traced)
         with self.tracing, torch.no_grad():
             made.meta["val"] = target(*values, **named)
@@ -252,9 +212,3 @@ def _traced(node: fx.Node) -> Any:
     if "val" not in node.meta:
         node.meta["val"] = cast(Any, node.target)(*map_arg(node.args, _traced))
     return node.meta["val"]
-
-
-class _RefusedChangeError(Exception):
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(why)
-        self.why, self.remedy = why, remedy

@@ -36,9 +36,7 @@ class Modes:
 
 
 def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
-    return tuple(
-        (device, torch.get_autocast_dtype(device)) for device in DEVICES if torch.is_autocast_enabled(device)
-    )
+    return tuple((device, torch.get_autocast_dtype(device)) for device in DEVICES if torch.is_autocast_enabled(device))
 
 
 class Watch(TorchFunctionMode):

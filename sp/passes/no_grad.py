@@ -37,7 +37,7 @@ class Detach:
         for node in program.graph.nodes:
             forget_modes(node)
         program.graph_module.recompile()
-        return program.note(self.name, f"{count} values made under no_grad detached") if count else program
+        return program.note(self.name, f"{count} values made under no_grad detached")
 
     def check(self, program: Program) -> None:
         assert not any(is_quiet(node) for node in program.graph.nodes), "detach left modes"

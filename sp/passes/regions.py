@@ -33,7 +33,7 @@ class Inline:
     def run(self, program: Program) -> Program:
         count = sum(op_name(each) in REGIONS for node in program.graph.nodes for each in (node, *inner_nodes(node)))
         if not count:
-            return program
+            return program.note(self.name, "no regions of no_grad or autocast")
         inliner = _Inliner(fx.Graph())
         inliner.graph.output(inliner.copy(program.graph, {}, grad=True))
         if inliner.refusals:
@@ -58,7 +58,7 @@ class _Inliner:
         for node in source.nodes:
             if node.op == "output":
                 return map_arg(node.args[0], known.__getitem__)
-            if node in known or isinstance(attribute(node), fx.GraphModule) and _held_by_regions(node):
+            if node in known or (isinstance(attribute(node), fx.GraphModule) and _held_by_regions(node)):
                 continue
             if op_name(node) in REGIONS:
                 known[node] = self._region(node, known, grad)

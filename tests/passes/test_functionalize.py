@@ -242,9 +242,9 @@ def test_refused(model: Any, messages: list[str]) -> None:
         assert message in str(caught.value)
 
 
-def test_nothing_to_do_leaves_no_note() -> None:
+def test_nothing_to_do() -> None:
     program = program_of(lambda m, ids: m.e(ids), IDS, passes=[Functionalize()])
-    assert [note.stage for note in program.history] == ["capture"]
+    assert program.history[-1].text == "no change in place"
 
 
 def test_check_is_able_to_fail() -> None:
