@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
+from sp.passes.modes import autocast_now
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
 from sp.runtime.comm import seat_name
@@ -59,7 +61,10 @@ class Executable:
         self.lengths = lengths
         carried = {LENGTH_CARRIER: torch.empty(lengths[0], 0), NOISE_SEED: seed}
         added = [carried[port.name] for port in self.program.inputs if port.is_added]
-        return self.outputs.rebuild(self.run(*request.tensors, *added))
+        with ExitStack() as stack:
+            for device, _ in autocast_now():  # the graph has the caller's casts already
+                stack.enter_context(torch.autocast(device, enabled=False))
+            return self.outputs.rebuild(self.run(*request.tensors, *added))
 
 
 @dataclass(frozen=True)
@@ -75,13 +80,17 @@ class Slot:
         """Follow the model where it has replaced the tensor object since capture (`.to()` replaces buffers)."""
         owner = model.get_submodule(self.path)
         current = getattr(owner, self.name)
-        if getattr(self.holder, self.attribute) is not current:
+        if getattr(self.holder, self.attribute) is current:
+            return
+        if self.attribute in self.holder._parameters:  # torch.func.functional_call puts plain tensors there
+            self.holder._parameters[self.attribute] = current
+        else:
             setattr(self.holder, self.attribute, current)
 
 
 def build(model: nn.Module, request: Request, lengths: Lengths, options: Options) -> Executable:
     """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it."""
-    with _TRACING:
+    with _TRACING, _as_parameters(model):
         captured, outputs = capture(
             model,
             request.call,
@@ -94,7 +103,7 @@ def build(model: nn.Module, request: Request, lengths: Lengths, options: Options
         program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
         _check_lengths(program, lengths, type(model).__name__)
         bound = bind(program, seat_name(options.group))
-    run = _compiled(bound, options.compile) if options.compile else bound
+        run = _compiled(bound, options.compile) if options.compile else bound
     return Executable(request.key, captured, program, outputs, bound, run, lengths, slots=_slots(bound, model))
 
 
@@ -106,6 +115,23 @@ def _check_lengths(program: Program, lengths: Lengths, name: str) -> None:
                 f"one graph of {name} does not hold for a sequence of {length} tokens",
                 needed=f"{sequence.shortest} … {sequence.longest or '∞'} tokens",
             )
+
+
+@contextmanager
+def _as_parameters(model: nn.Module) -> Generator[None]:
+    """Under `torch.func.functional_call` a model's parameters are plain tensors, which torch.export refuses."""
+    places = [(module._parameters, name) for module in model.modules() for name in module._parameters]
+    plain = [
+        (held, name, held[name]) for held, name in places if not isinstance(held[name], (nn.Parameter, type(None)))
+    ]
+    made = {id(value): nn.Parameter(value.detach()) for _, _, value in plain if value is not None}
+    for held, name, value in plain:
+        held[name] = made[id(value)]
+    try:
+        yield
+    finally:
+        for held, name, value in plain:
+            held[name] = value
 
 
 def _compiled(bound: fx.GraphModule, settings: bool | Mapping[str, Any]) -> Callable[..., Any]:
@@ -120,7 +146,7 @@ def _slots(bound: fx.GraphModule, model: nn.Module) -> list[Slot]:
     slots: list[Slot] = []
     for node in bound.graph.find_nodes(op="get_attr"):
         path, _, name = str(node.target).rpartition(".")
-        if path != "model" and not path.startswith("model."):
-            continue
-        slots.append(Slot(bound.get_submodule(path), name, path.removeprefix("model").removeprefix("."), name))
+        own = path.removeprefix("model").removeprefix(".")
+        if (path == "model" or path.startswith("model.")) and hasattr(model.get_submodule(own), name):
+            slots.append(Slot(bound.get_submodule(path), name, own, name))
     return slots

@@ -61,6 +61,7 @@ class ParallelModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own forward.  Whatever does not fit is raised on all ranks before any data is exchanged."""
+        _refuse_transforms()
         world = find_world(self.options.group)
         request, lengths = self._agree_on_call(world, args, kwargs)
         executable = self._agree_on_program(world, request, lengths)
@@ -178,3 +179,12 @@ class ParallelModule(nn.Module):
 
     def _device(self) -> torch.device:
         return next((value.device for value in self.parameters()), torch.device("cpu"))
+
+
+def _refuse_transforms() -> None:
+    """Ranks talk during a call: a call may not be traced as part of a larger function."""
+    if torch._C._are_functorch_transforms_active():
+        raise SpError(
+            "a parallelized model is called inside of a torch.func transform (grad, vmap, jvp, …)",
+            remedy="torch.autograd.grad of torch.func.functional_call(pmodel, …); in place of vmap, a batch",
+        )

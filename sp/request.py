@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sp.passes.call import Call
 from sp.passes.capture import SequenceDim, batch_dim, sequence_dims, sequence_lengths
+from sp.passes.modes import autocast_now
 
 Lengths = tuple[int, ...]  # of each sequence among the inputs
 
@@ -50,10 +50,7 @@ def _model_state(model: nn.Module) -> str:
     """Modes, dtypes and devices that tracing bakes into the graph."""
     training = "".join("t" if module.training else "e" for module in model.modules())
     kinds = sorted({f"{value.dtype} {value.device}" for value in (*model.parameters(), *model.buffers())})
-    autocast = [
-        str(torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
-    ]
-    return f"{training} {kinds} {autocast}"
+    return f"{training} {kinds} {autocast_now()}"
 
 
 def _input_pattern(tensors: Sequence[Tensor], dims: Sequence[int | None], lengths: Sequence[int]) -> str:

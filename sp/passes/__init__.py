@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from sp.passes.attention import RewriteAttention
+from sp.passes.autocast import Autocast
 from sp.passes.decompose import Decompose
+from sp.passes.functionalize import Functionalize
 from sp.passes.localize import Localize, OutputForm
 from sp.passes.manager import Pass
+from sp.passes.no_grad import Detach
 from sp.passes.noise import SeedNoise
 from sp.passes.normalize import Normalize
 from sp.passes.place import Place
 from sp.passes.reduce import Reduce
+from sp.passes.regions import Inline
 from sp.passes.verify import Verify
+
+
+def preparation() -> tuple[Pass, ...]:
+    """Captured graph → plain lines: what an op computes depends on its operands alone, and nothing changes them."""
+    return (
+        Inline(),  # first: every later pass sees one graph, and each op's modes as a note on it
+        Autocast(),  # before functionalize: changes in place are cast in other ways than their functional forms
+        Functionalize(),  # before detach: a value made under no_grad may be changed with gradients later
+        Detach(),  # the last to read modes
+        Normalize(),  # no later pass should know of assertions, idle casts and sizes read in odd places
+    )
 
 
 def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tuple[Pass, ...]:
     """The passes in their order, each with the reason for its place."""
     return (
-        Normalize(),  # first: no later pass should know of assertions, idle casts and sizes read in odd places
+        *preparation(),
         SeedNoise(),  # before anything is placed: noise is a value like others
         RewriteAttention(kernel),  # before place: proves masks on the global graph, and lets them die unplaced
         Decompose(),  # before reduce: some of what it writes are averages

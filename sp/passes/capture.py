@@ -23,6 +23,7 @@ from sp.errors import InputError, UnsupportedModelError
 from sp.passes.call import Call, Outputs
 from sp.passes.export import Axes, Lengths, export
 from sp.passes.fxtools import shape
+from sp.passes.modes import Watch
 from sp.program import LENGTH_CARRIER, Note, Port, Program
 from sp.program import Sequence as SequenceSize
 from sp.strategy import Strategy
@@ -41,7 +42,9 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.rebuild(tensors[: len(self.call.names)])
-        return self.outputs.flatten(self.model(*args, **kwargs))
+        with Watch():
+            output = self.model(*args, **kwargs)
+        return self.outputs.flatten(output)
 
 
 def sequence_dims(call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim) -> list[int | None]:

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.fx.traceback import preserve_node_meta
 
 from sp.errors import UnsupportedModelError
 
@@ -91,9 +92,9 @@ def _export(
 ) -> tuple[ExportedProgram, Ranges]:
     message = ""
     for _ in range(_ATTEMPTS):
-        inputs = examples([lengths.shortest for lengths in ranges])
         try:
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad(), preserve_node_meta():
+                inputs = examples([lengths.shortest for lengths in ranges])
                 shapes = (axes.dynamic(inputs, ranges),)
                 return torch.export.export(flat, tuple(inputs), dynamic_shapes=shapes, strict=False), ranges
         except UnsupportedModelError:

@@ -46,7 +46,11 @@ class Sizes:
 
     def knows(self, size: object) -> bool:
         """Whether it is a symbolic size that the inputs tell.  What depends on contents (`nonzero`) is none."""
-        return isinstance(size, torch.SymInt) and size.node.expr.free_symbols <= self._symbols()
+        return isinstance(size, torch.SymInt) and self.tell(size.node.expr)
+
+    def tell(self, size: sympy.Expr) -> bool:
+        """Whether `node` can compute this size."""
+        return size.free_symbols <= self._symbols()
 
     def _symbols(self) -> set[sympy.Basic]:
         inputs = [node for node in self.graph.find_nodes(op="placeholder") if tensor(node) is not None]

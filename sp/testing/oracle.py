@@ -22,11 +22,11 @@ from torch import Tensor, fx, nn
 
 from sp.errors import UnsupportedModelError
 from sp.layout import LAYOUTS
+from sp.passes import preparation
 from sp.passes.call import Call
 from sp.passes.capture import capture
 from sp.passes.fxtools import describe, op_name
 from sp.passes.manager import run_passes
-from sp.passes.normalize import Normalize
 from sp.passes.place import Placements, find_placements
 from sp.passes.reduce import Reduce
 from sp.program import Program
@@ -145,7 +145,7 @@ def _captured(fn: Callable[..., Any], args: Sequence[Tensor], dims: list[int | N
     call, tensors = Call.of(model, args, {})
     named = {name: dim for name, dim in zip(call.names, dims, strict=True) if dim is not None}
     captured, _ = capture(model, call, tensors, sequence_dim=named, strategy=find_strategy("striped"))
-    program = run_passes(captured, (Normalize(), Reduce()))
+    program = run_passes(captured, (*preparation(), Reduce()))
     kept = {call.names[number] for number in whole}
     ports = tuple(replace(port, local=port.dim is not None and port.name not in kept) for port in program.inputs)
     return replace(program, inputs=ports)

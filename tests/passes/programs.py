@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from sp.passes import preparation
 from sp.passes.attention import RewriteAttention
 from sp.passes.call import Call
 from sp.passes.capture import SequenceDim, capture
@@ -34,7 +35,7 @@ class Small(nn.Module):
 
 
 IDS_BS = torch.randint(0, 11, (2, 9))
-BEFORE_PLACE = (Normalize(), Reduce())
+BEFORE_PLACE = (*preparation(), Reduce())
 
 
 def program_of(

@@ -166,37 +166,10 @@ def test_placements(name: str) -> None:
     assert placed(forward) == unindented(expected)
 
 
-def in_place(m: Small, ids: Tensor) -> Tensor:
-    h = m.e(ids)
-    h[:, 0] = 0
-    h += 1
-    return h
-
-
-def assigned_to_ids(m: Small, ids: Tensor) -> Tensor:
-    """The local form of what was assigned to would miss the assignment."""
-    shifted = ids.clone()
-    shifted[:, 0] = 3
-    return m.e(shifted)
-
-
 def noise_without_gradients(m: Small, ids: Tensor) -> Tensor:
     with torch.no_grad():
         noise = torch.randn(4) * 2
     return m.e(ids) + noise
-
-
-def assigned_without_gradients(m: Small, ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        shifted = ids.clone()
-        shifted[:, 0] = 3
-    return m.e(shifted)
-
-
-def activations_without_gradients(m: Small, ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        h = m.e(ids) * 2
-    return m.l(h)
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
@@ -268,13 +241,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "random and pointwise": (lambda m, ids: F.rrelu(m.e(ids), training=True), "it draws random numbers"),
     "noise in ids": (lambda m, ids: m.e(torch.randint_like(ids, 11)), "it draws random numbers"),
     "noise without gradients": (noise_without_gradients, "it draws random numbers"),
-    "assigned without gradients": (assigned_without_gradients, "it changes its operand in place"),
-    "activations without gradients": (
-        activations_without_gradients,
-        "no placement rule for wrap_with_set_grad_enabled",
-    ),
-    "in place": (in_place, "it changes its operand in place"),
-    "assigned to ids": (assigned_to_ids, "it changes its operand in place"),
     "probabilities as targets": (
         lambda m, ids: F.cross_entropy(m.e(ids).flatten(0, 1), m.l(m.e(ids)).flatten(0, 1).softmax(-1)),
         "its targets are probabilities of classes",

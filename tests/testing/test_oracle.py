@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sp.models import GPT, GPTConfig, Llama, LlamaConfig
-from sp.passes import pipeline, rule_table
+from sp.passes import preparation, rule_table
+from sp.passes.attention import RewriteAttention
 from sp.passes.call import Call
 from sp.passes.capture import capture
 from sp.passes.manager import run_passes
+from sp.passes.reduce import Reduce
 from sp.passes.rules import Case, Rule, Ruling, by_pattern, pointwise, unary
 from sp.program import Partial, Replicated
 from sp.strategy import find_strategy
@@ -176,7 +178,7 @@ def test_every_ruling_in_a_model(name: str) -> None:
     ids = torch.randint(0, 11, (2, 11))
     call, tensors = Call.of(model, (ids,), {"labels": ids})
     captured, _ = capture(model, call, tensors, sequence_dim=1, strategy=find_strategy("striped"))
-    program = run_passes(captured, pipeline()[:3])
+    program = run_passes(captured, (*preparation(), RewriteAttention(), Reduce()))
     verdict = check_program(program, (ids, ids))
     assert str(verdict) == "exact: sharded(dim 1), replicated"
     assert verdict.tried["aten.linear"] >= 3 * 4
