@@ -102,7 +102,7 @@ ALONG_DIMS: Mapping[str, Rule] = {
 }
 
 REDUCTIONS: Mapping[str, Rule] = {
-    **_each("sum nansum count_nonzero", summing("dim")),
+    **_each("sum nansum count_nonzero linalg_vecdot", summing("dim")),
     "mean": dims.mean,
     "nanmean": reducing("dim"),
     **_each("max min", dims.extreme),
@@ -111,7 +111,7 @@ REDUCTIONS: Mapping[str, Rule] = {
     **_each("any all", reducing("dim", remedy=_COUNT)),
     **_each("norm linalg_vector_norm linalg_norm linalg_matrix_norm", reducing("dim", remedy=_NORM)),
     **_each("var std var_mean std_mean", reducing("dim", remedy=_SPREAD)),
-    **_each("cosine_similarity linalg_vecdot", reducing("dim")),
+    "cosine_similarity": reducing("dim"),
     "pairwise_distance": reducing(-1),
     "histc": dims.histogram,
 }
