@@ -103,5 +103,7 @@ def _slots(bound: fx.GraphModule, model: nn.Module) -> list[Slot]:
         path, _, name = str(node.target).rpartition(".")
         if path != "model" and not path.startswith("model."):
             continue
-        slots.append(Slot(bound.get_submodule(path), name, path.removeprefix("model").removeprefix("."), name))
+        own = path.removeprefix("model").removeprefix(".")
+        if hasattr(model.get_submodule(own), name):  # torch.export puts constants of a forward beside its parameters
+            slots.append(Slot(bound.get_submodule(path), name, own, name))
     return slots

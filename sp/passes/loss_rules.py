@@ -1,8 +1,10 @@
-"""Placement rules for losses: one number per token, or their sum.  `reduce` has made sums of the means.
+"""Placement rules for losses: one number per token, or the sum of these.  `reduce` has made sums of the means.
 
-    mse_loss(x: sharded(dim 1), y, SUM)                            →  partial(sum)          y cut alike
-    cross_entropy_loss(x: sharded(dim 0), t, NONE)                 →  sharded(dim 0)
-    cross_entropy_loss(x [B, C, S]: sharded(dim 2), t [B, S], SUM) →  partial(sum)
+    mse_loss(x: sharded(dim 1), y, SUM)                               →  partial(sum)
+    cross_entropy_loss(x: sharded(dim 0), t, NONE)                    →  sharded(dim 0)
+    cross_entropy_loss(x [B, C, S]: sharded(dim 2), t [B, S], SUM)    →  partial(sum)
+
+Targets and weights of elements are cut like the scores that they meet; weights of classes are whole.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import cast
 
 from torch import fx
 
-from sp.passes.dim_rules import ELSEWHERE, by_dims, letters
+from sp.passes.dim_rules import by_dims, letters
 from sp.passes.fxtools import named, shape
 from sp.passes.rules import Case, Pattern, Refused, Ruling, rule_from
 
@@ -35,17 +37,15 @@ def per_vector(case: Case) -> Ruling:
 def per_class(case: Case) -> Ruling:
     """cross_entropy, nll: scores [N, C, …] and classes [N, …], or probabilities shaped like the scores."""
     scores, target = case.operands[:2]
-    ndim = len(shape(scores))
-    if case.anchor is scores and case.placement.dim == min(1, ndim - 1):
-        where = f"dim {case.placement.dim} of {scores.name}"
-        raise Refused(f"it compares classes along {where}, where the sequence lives", "put the classes into that dim")
-    if ndim == 1:
-        raise Refused(f"{case.anchor.name} holds the sequence, the scores {scores.name} have none", ELSEWHERE)
-    one, classes, *rest = letters(ndim)
-    rows = (one, *rest)
-    meets = (one, classes, *rest) if len(shape(target)) == ndim else rows
-    terms = ((one, classes, *rest), meets, (classes,))[: len(case.operands)]
-    return rule_from(Pattern(terms, _result(case, rows), frozenset({classes})), case)
+    every = letters(len(shape(scores)))
+    at = min(1, len(every) - 1)
+    if case.anchor is scores and case.placement.dim == at:
+        where = f"dim {at} of {scores.name}, where the sequence lives"
+        raise Refused(f"it compares classes along {where}", "put the classes into that dim, the sequence into another")
+    rows = (*every[:at], *every[at + 1 :])
+    meets = every if len(shape(target)) == len(every) else rows
+    terms = (every, meets, (every[at],))[: len(case.operands)]
+    return rule_from(Pattern(terms, _result(case, rows), frozenset({every[at]})), case)
 
 
 def _result(case: Case, kept: tuple[str, ...]) -> tuple[str, ...]:

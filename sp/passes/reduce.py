@@ -31,6 +31,7 @@ from sp.passes.sizes import Sizes
 from sp.program import Program
 
 aten = torch.ops.aten
+Rewrite = Callable[[fx.Node, fx.Graph, Sizes], fx.Node]
 Call = tuple[torch._ops.OpOverload, tuple[object, ...], Mapping[str, object]]
 
 
@@ -179,15 +180,14 @@ def _faked(
         return op(*cast("tuple[object, ...]", values), **kwargs)
 
 
-_ELEMENT_LOSSES = (
-    "mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits "
-    "soft_margin_loss poisson_nll_loss margin_ranking_loss hinge_embedding_loss triplet_margin_loss "
-    "cosine_embedding_loss".split()
-)
-_CLASS_LOSSES = ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
+def _each(names: str, rewrite: Rewrite) -> dict[str, Rewrite]:
+    return {f"aten.{name}": rewrite for name in names.split()}
 
-REWRITES: Mapping[str, Callable[[fx.Node, fx.Graph, Sizes], fx.Node]] = {
-    "aten.mean": _mean,
-    **{f"aten.{name}": _element_loss for name in _ELEMENT_LOSSES},
-    **{f"aten.{name}": _class_loss for name in _CLASS_LOSSES},
+
+REWRITES: Mapping[str, Rewrite] = {
+    **_each("mean", _mean),
+    **_each("mse_loss l1_loss smooth_l1_loss huber_loss kl_div soft_margin_loss poisson_nll_loss", _element_loss),
+    **_each("binary_cross_entropy binary_cross_entropy_with_logits", _element_loss),
+    **_each("margin_ranking_loss hinge_embedding_loss triplet_margin_loss cosine_embedding_loss", _element_loss),
+    **_each("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _class_loss),
 }

@@ -9,6 +9,11 @@ from collections.abc import Mapping
 
 Reason = tuple[str, str]
 
+
+def _each(names: str, reason: Reason) -> dict[str, Reason]:
+    return dict.fromkeys(names.split(), reason)
+
+
 _DATA: Reason = (
     "the size of its result depends on the data, which differ between ranks",
     "use torch.where or masked_fill, which keep every element",
@@ -45,30 +50,33 @@ _LABELS: Reason = (
 )
 _ALIGNMENT: Reason = ("it aligns the whole sequence with its labels", "compute it outside, on gathered scores")
 
-_FIXED: Reason = ("torch.export fixes the sizes of whatever meets it", "use gather, with an index of its result's shape")
+_FIXED: Reason = (
+    "torch.export fixes the sizes of whatever meets it",
+    "use gather, with an index of its result's shape",
+)
 
 _REFUSED: Mapping[str, Reason] = {
-    **dict.fromkeys("nonzero argwhere masked_select _unique2 unique_consecutive unique_dim".split(), _DATA),
-    **dict.fromkeys("take put masked_scatter".split(), _ORDER),
+    **_each("nonzero argwhere masked_select _unique2 unique_consecutive unique_dim", _DATA),
+    **_each("take put masked_scatter", _ORDER),
     "bincount": _COUNT,
     "take_along_dim": _FIXED,
-    **dict.fromkeys("as_strided empty_strided".split(), _STORAGE),
-    **dict.fromkeys("embedding_bag _embedding_bag".split(), _BAGS),
-    **dict.fromkeys("pixel_shuffle pixel_unshuffle channel_shuffle".split(), _MIXED),
-    **dict.fromkeys("lstm gru rnn_tanh rnn_relu".split(), _RECURRENT),
-    **dict.fromkeys("pdist _pdist_forward".split(), _PAIRS),
-    **dict.fromkeys("meshgrid cartesian_prod combinations".split(), _PRODUCT),
-    **dict.fromkeys("multi_margin_loss multilabel_margin_loss".split(), _LABELS),
+    **_each("as_strided empty_strided", _STORAGE),
+    **_each("embedding_bag _embedding_bag", _BAGS),
+    **_each("pixel_shuffle pixel_unshuffle channel_shuffle", _MIXED),
+    **_each("lstm gru rnn_tanh rnn_relu", _RECURRENT),
+    **_each("pdist _pdist_forward", _PAIRS),
+    **_each("meshgrid cartesian_prod combinations", _PRODUCT),
+    **_each("multi_margin_loss multilabel_margin_loss", _LABELS),
     "ctc_loss": _ALIGNMENT,
-    **dict.fromkeys("col2im im2col grid_sampler grid_sampler_2d grid_sampler_3d convolution".split(), _WINDOW),
-    **dict.fromkeys("reflection_pad1d reflection_pad2d reflection_pad3d".split(), _WINDOW),
-    **dict.fromkeys("replication_pad1d replication_pad2d replication_pad3d".split(), _WINDOW),
-    **dict.fromkeys("_adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward native_group_norm".split(), _LOWERED),
-    **dict.fromkeys("_native_batch_norm_legit _native_batch_norm_legit_no_training".split(), _LOWERED),
-    **dict.fromkeys("_fft_c2r _fft_r2c _fft_c2c native_dropout".split(), _LOWERED),
-    **dict.fromkeys("embedding_dense_backward convolution_backward avg_pool2d_backward".split(), _GRADIENT),
-    **dict.fromkeys("_adaptive_avg_pool2d_backward max_pool2d_with_indices_backward".split(), _GRADIENT),
-    **dict.fromkeys("native_group_norm_backward native_layer_norm_backward".split(), _GRADIENT),
+    **_each("col2im im2col grid_sampler grid_sampler_2d grid_sampler_3d convolution", _WINDOW),
+    **_each("reflection_pad1d reflection_pad2d reflection_pad3d", _WINDOW),
+    **_each("replication_pad1d replication_pad2d replication_pad3d", _WINDOW),
+    **_each("_adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward native_group_norm", _LOWERED),
+    **_each("_native_batch_norm_legit _native_batch_norm_legit_no_training", _LOWERED),
+    **_each("_fft_c2r _fft_r2c _fft_c2c native_dropout", _LOWERED),
+    **_each("embedding_dense_backward convolution_backward avg_pool2d_backward", _GRADIENT),
+    **_each("_adaptive_avg_pool2d_backward max_pool2d_with_indices_backward", _GRADIENT),
+    **_each("native_group_norm_backward native_layer_norm_backward", _GRADIENT),
 }
 
 REFUSED: Mapping[str, Reason] = {f"aten.{name}": reason for name, reason in _REFUSED.items()}

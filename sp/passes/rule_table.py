@@ -28,6 +28,10 @@ def _each(names: str, rule: Rule) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 PATTERNS: Mapping[str, str] = {
     "mm": "m k, k n -> m n",
     "bmm": "b m k, b k n -> b m n",
@@ -148,18 +152,18 @@ LOSSES: Mapping[str, Rule] = {
 }
 
 # Pointwise ops that torch does not tag: copies, casts, complex numbers, …
-UNTAGGED = frozenset(
+UNTAGGED = _names(
     "to _to_copy clone contiguous detach alias copy fill lift_fresh_copy broadcast_tensors "
     "zeros_like ones_like full_like empty_like hardswish log_sigmoid isclose isreal "
-    "polar complex real imag conj _conj resolve_conj resolve_neg".split()
+    "polar complex real imag conj _conj resolve_conj resolve_neg"
 )
 # … and second names of tagged ones.
-ALIASES = frozenset(
+ALIASES = _names(
     "absolute negative multiply divide true_divide subtract floor_divide rsub fix __and__ __or__ __xor__ "
     "greater greater_equal less less_equal not_equal arccos arccosh arcsin arcsinh arctan arctan2 arctanh "
     "special_digamma special_erf special_erfc special_erfinv special_exp2 special_expit special_expm1 "
     "special_gammainc special_gammaincc special_gammaln special_i0 special_log1p special_logit "
-    "special_multigammaln special_ndtr special_polygamma special_psi special_round special_sinc special_xlogy".split()
+    "special_multigammaln special_ndtr special_polygamma special_psi special_round special_sinc special_xlogy"
 )
 
 # Ops that read no more of their operand than dtype and device: the result is whole whatever that is.

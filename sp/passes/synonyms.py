@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from sp.passes.fxtools import expression, named, normal_dim, op_name, positional, shape, tensor
+from sp.passes.fxtools import expression, named, normal_dim, op_name, positional, shape, tensor_operands
 from sp.passes.sizes import Sizes
 
 aten = torch.ops.aten
@@ -102,13 +102,10 @@ def _as_slice(node: fx.Node, sizes: Sizes) -> Call | None:
 
 
 def _as_cast(node: fx.Node, sizes: Sizes) -> Call | None:
-    """type_as, to(other): of the other tensor they read the dtype, unless it lives on another device."""
-    source, other = (tensor(operand) for operand in node.args[:2])
-    assert source is not None
-    assert other is not None
-    if source.device != other.device or len(node.args) > 2 or node.kwargs:
-        return None
-    return aten.to.dtype, (node.args[0], other.dtype)
+    """type_as: of the other tensor it reads the dtype, unless that lives on another device."""
+    operands = tensor_operands(node)
+    source, other = (operand.meta["val"] for operand in operands)
+    return (aten.to.dtype, (operands[0], other.dtype)) if source.device == other.device else None
 
 
 def _moved(node: fx.Node, sizes: Sizes) -> Call:

@@ -55,7 +55,7 @@ class Example:
         return [dim for dim, code in enumerate(self.codes) if code != "x"]
 
 
-def read(path: Path = Path(__file__).with_suffix(".txt")) -> Iterator[Example]:
+def read(path: Path) -> Iterator[Example]:
     group = op = ""
     for line in path.read_text("utf-8").splitlines():
         if line.startswith("## "):
@@ -68,7 +68,7 @@ def read(path: Path = Path(__file__).with_suffix(".txt")) -> Iterator[Example]:
 
 
 EXAMPLES: dict[str, list[Example]] = {}
-for example in read():
+for example in read(Path(__file__).with_suffix(".txt")):
     EXAMPLES.setdefault(example.op, []).append(example)
 
 

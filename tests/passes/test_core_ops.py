@@ -1,4 +1,4 @@
-"""Every op that torch calls core has a rule, makes a value of nothing, or is refused for a reason that is written down."""
+"""Every op that torch calls core has a rule, makes a value of nothing, or is refused for a written reason."""
 
 import torch
 

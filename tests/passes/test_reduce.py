@@ -49,7 +49,9 @@ CHANGED: dict[str, Callable[..., Any]] = {
     "and ignored labels": lambda m, x: F.cross_entropy(x.mT, labels(x), weights(x), ignore_index=2),
     "and smoothing": lambda m, x: F.cross_entropy(x.mT, labels(x), weights(x), ignore_index=1, label_smoothing=0.1),
     "classes of no weight": lambda m, x: F.cross_entropy(scores(x), labels(x).flatten(), 0 * weights(x)),
-    "a class out of range that is ignored": lambda m, x: F.cross_entropy(x.mT, labels(x) - 1, weights(x), ignore_index=-1),
+    "a class out of range that is ignored": lambda m, x: F.cross_entropy(
+        x.mT, labels(x) - 1, weights(x), ignore_index=-1
+    ),
     "probabilities": lambda m, x: F.cross_entropy(scores(x), scores(x).softmax(-1)),
     "probabilities that weigh": lambda m, x: F.cross_entropy(x.mT, x.mT.softmax(1), weights(x), label_smoothing=0.2),
     "likelihoods": lambda m, x: F.nll_loss(scores(x).log_softmax(-1), labels(x).flatten(), ignore_index=3),

@@ -151,7 +151,7 @@ def test_op_in_every_form(op: str, form: str) -> None:
         sizes = [2, 4]
         shape = [*sizes[:dim], 3, 8, *sizes[dim:]]
 
-        def every_call(wide: Tensor, dim: int = dim) -> list[Tensor]:
+        def every_call(wide: Tensor, dim: int = dim, calls: Any = calls) -> list[Tensor]:
             moved = wide.movedim((dim, dim + 1), (1, 2))
             return [call(FORMS[form](moved).movedim(1, dim)) for call in calls]
 

@@ -29,12 +29,17 @@ TABLES = "DTensor masks what lies in another rank's part of a table and sums; th
 NO_DIMS = "DTensor reads an empty list of dims as none, eager torch as all"
 NEGATIVE = "DTensor takes a negative dim for one that is not sharded"
 
+
+def each(ops: str, pairs: str, reason: str) -> dict[str, tuple[str, str]]:
+    return dict.fromkeys(ops.split(), (pairs, reason))
+
+
 # Op → pairs of opinions, ours and DTensor's, and the reason.
 DISAGREEMENTS: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("linear", "addmm", "baddbmm"), ("-/+ 1*/- 0*/-", f"{BIAS}; {COMMUNICATES}")),
-    **dict.fromkeys("mm mv dot vdot tensordot chain_matmul linalg_multi_dot".split(), ("+/- 0/-", COMMUNICATES)),
-    **dict.fromkeys("matmul addr einsum".split(), ("0/- 1/- 2/- 0*/- 1*/- +/-", COMMUNICATES)),
-    **dict.fromkeys("diagonal triu tril cross linalg_cross".split(), ("0/- 1/- 2/- 3/-", COMMUNICATES)),
+    **each("linear addmm baddbmm", "-/+ 1*/- 0*/-", f"{BIAS}; {COMMUNICATES}"),
+    **each("mm mv dot vdot tensordot chain_matmul linalg_multi_dot", "+/- 0/-", COMMUNICATES),
+    **each("matmul addr einsum", "0/- 1/- 2/- 0*/- 1*/- +/-", COMMUNICATES),
+    **each("diagonal triu tril cross linalg_cross", "0/- 1/- 2/- 3/-", COMMUNICATES),
     "slice": ("0/- 1/- 1[/- 2[/-", COMMUNICATES),
     "cosine_embedding_loss": ("=/- +/-", COMMUNICATES),
     "cross_entropy_loss": ("=/- +/-", COMMUNICATES),
@@ -44,13 +49,13 @@ DISAGREEMENTS: dict[str, tuple[str, str]] = {
     "cumsum": ("-/2", NEGATIVE),
     "sum": ("+/0 +/1 +/2", NO_DIMS),
     "mean": ("=/0 =/1 =/2", NO_DIMS),
-    **dict.fromkeys(("max", "amax"), ("-/+max", MAXIMUM)),
+    **each("max amax", "-/+max", MAXIMUM),
     "amin": ("-/+min", MAXIMUM),
     "aminmax": ("-/+max -/+min", MAXIMUM),
     "prod": ("-/+product", MAXIMUM),
     "any": ("-/+", MAXIMUM),
     "all": ("-/+product", MAXIMUM),
-    **dict.fromkeys("norm linalg_vector_norm linalg_norm linalg_matrix_norm pairwise_distance".split(), ("-/+", MAXIMUM)),
+    **each("norm linalg_vector_norm linalg_norm linalg_matrix_norm pairwise_distance", "-/+", MAXIMUM),
     "instance_norm": ("-/1 -/0", CHANNELS),
     "batch_norm": ("-/1 0/- 2/-", f"{CHANNELS}; {COMMUNICATES}"),
     "prelu": ("-/1", CHANNELS),
@@ -59,11 +64,13 @@ DISAGREEMENTS: dict[str, tuple[str, str]] = {
     "bucketize": ("-/+", TABLES),
 }
 # Ops that everybody uses: tried in every run; the slow tests try all.
-OFTEN = frozenset(
+OFTEN = (
     "linear matmul bmm addmm baddbmm einsum mv outer view transpose permute unsqueeze squeeze expand repeat cat stack "
     "split softmax log_softmax cumsum sort topk flip sum mean amax argmax logsumexp var linalg_vector_norm layer_norm "
-    "rms_norm group_norm embedding gather index_select index where mse_loss cross_entropy_loss nll_loss_nd".split()
+    "rms_norm group_norm embedding gather index_select index where mse_loss cross_entropy_loss nll_loss_nd"
 )
+
+pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="DTensor's rules change")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +119,7 @@ def compare(op: str, mesh: DeviceMesh) -> int:
 
 
 def test_ops_that_everybody_uses(mesh: DeviceMesh) -> None:
-    agreed = {op: compare(op, mesh) for op in sorted(OFTEN)}
+    agreed = {op: compare(op, mesh) for op in OFTEN.split()}
     assert len([op for op, count in agreed.items() if count]) > 35
     assert sum(agreed.values()) > 200
 
