@@ -1,4 +1,4 @@
-"""Ops of other models than ours, in whole programs on ranks: outputs and every gradient equal to the single device's."""
+"""Ops of other models than ours, in whole programs on ranks: every output and gradient equal to the single device's."""
 
 import copy
 from collections.abc import Callable

@@ -17,7 +17,7 @@ from typing import cast
 from torch import fx
 
 from sp.passes.fxtools import named, normal_dim, positional, shape
-from sp.passes.rules import Case, Pattern, Refused, Rule, Ruling, by_pattern, parse, rule_from
+from sp.passes.rules import Case, Pattern, Refused, Rule, Ruling, by_pattern, parse, pointwise, rule_from
 
 Letters = tuple[str, ...]
 
@@ -71,7 +71,9 @@ def tensordot(case: Case) -> Ruling:
 
 
 def inner(case: Case) -> Ruling:
-    """The last dims of both."""
+    """The last dims of both; a number multiplies."""
+    if any(not shape(operand) for operand in case.operands):
+        return pointwise(case)
     return _contracted(case, [(-1, -1)])
 
 

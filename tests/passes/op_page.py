@@ -22,8 +22,7 @@ In each call, `x` has three dims; the columns say where the result has the seque
 * *partial sum*: each rank has its part of a sum, which is reduced at once.
 * *replicated*: an average, made a sum and a count.
 * *refused*: with the reason at the end of the line, where `x` stands for that operand.
-* *–*: no such call: torch.export fixes the length, or what the call itself needs was refused before.
-"""
+* *–*: no such call: torch.export fixes the length, or what the call itself needs was refused before."""
 REFUSAL = re.compile(r"refused: \w+: aten\.(?P<op>\w+)\((?P<args>.*?)\)(  in \S+)?: (?P<why>.*?)( \(\w+ is .*\))?$")
 CELLS = {"-": "refused", "+": "partial sum", "=": "replicated"}
 
