@@ -32,17 +32,22 @@ def world4() -> Iterator[ProcessWorld]:
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden(name, text)` compares the text with tests/golden/<name>.txt; `make golden` writes the files."""
-    update = request.config.getoption("--update-golden")
+    return lambda name, text: _check(request, GOLDEN / f"{name}.txt", text)
 
-    def check(name: str, text: str) -> None:
-        path, text = GOLDEN / f"{name}.txt", text.rstrip("\n") + "\n"
-        if update:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        elif difference := _difference(path, text):
-            pytest.fail(f"{difference}\nIf the new text is right: make golden", pytrace=False)
 
-    return check
+@pytest.fixture
+def golden_page(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden_page("docs/ops.md", text)`: the same for a page that people read."""
+    return lambda path, text: _check(request, GOLDEN.parent.parent / path, text)
+
+
+def _check(request: pytest.FixtureRequest, path: Path, text: str) -> None:
+    text = text.rstrip("\n") + "\n"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    elif difference := _difference(path, text):
+        pytest.fail(f"{difference}\nIf the new text is right: make golden", pytrace=False)
 
 
 def _difference(path: Path, text: str) -> str:

@@ -80,6 +80,14 @@ def positional(node: fx.Node) -> tuple[object, ...]:
     return (*values, *(node.kwargs.get(parameter.name, parameter.default_value) for parameter in rest))
 
 
+def named(node: fx.Node) -> dict[str, object]:
+    """All arguments by their names in the op's schema: overloads of one op differ in positions, not in names."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return {
+        argument.name: value for argument, value in zip(node.target._schema.arguments, positional(node), strict=True)
+    }
+
+
 def normal_dim(dim: object, ndim: int) -> int:
     assert isinstance(dim, int)
     return dim + ndim if dim < 0 else dim

@@ -5,7 +5,7 @@
     dropout(x, 0.0, True)                     →  x
     sym_size(hidden, 1)                       →  sym_size(input_ids, 1), at the top
     to(x, torch.float32)      x is float32    →  x
-    unflatten(x, 2, [4, -1])                  →  view(x, [B, S, 4, 16])
+    unflatten(x, 2, [4, -1])                  →  view(x, [B, S, 4, 16])          and other synonyms
 
 What changes a value in place is refused here: from now on a node's value is what its own line says.
 """
@@ -20,8 +20,9 @@ import torch
 from torch import fx
 
 from sp.errors import UnsupportedModelError
-from sp.passes.fxtools import expression, inner_nodes, op_name, positional, refusal, shape, tensor
+from sp.passes.fxtools import expression, inner_nodes, op_name, positional, refusal, tensor
 from sp.passes.sizes import Sizes
+from sp.passes.synonyms import rewrite_synonym
 from sp.program import Program
 
 _SIZES = frozenset({"aten.sym_size", "aten.sym_numel"})
@@ -45,8 +46,8 @@ class Normalize:
             elif (test := IDENTITIES.get(op_name(node))) and test(node):
                 node.replace_all_uses_with(cast(fx.Node, node.args[0]))
                 program.graph.erase_node(node)  # dead code elimination keeps random ops
-            elif op_name(node) == "aten.unflatten":
-                _as_view(node, sizes)
+            else:
+                rewrite_synonym(node, sizes)
         program.graph.eliminate_dead_code()
         _refuse_in_place(program)
         program.graph_module.recompile()
@@ -70,14 +71,6 @@ def _refuse_in_place(program: Program) -> None:
 def _is_mutable(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
-
-
-def _as_view(node: fx.Node, sizes: Sizes) -> None:
-    """In place; the node keeps its name and users."""
-    with node.graph.inserting_before(node):
-        shape_now = [sizes.node(size) for size in shape(node)]
-    node.target = torch.ops.aten.view.default
-    node.args = (node.args[0], shape_now)
 
 
 def _whole_slice(node: fx.Node) -> bool:

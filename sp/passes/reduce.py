@@ -7,7 +7,11 @@
     →  loss = aten.cross_entropy_loss(scores, target, None, SUM);  ne = target != -100;  count = sum(ne)
        div = loss / count                                 labels are whole on every rank: no reduction for the count
 
-Both forms are equal on one device; ranks with different numbers of valid tokens, or none, change nothing.
+    loss = aten.mse_loss(x, y)                            mean over all elements
+    →  loss = aten.mse_loss(x, y, SUM);  div = loss / (B*S*D)
+
+Weights of classes count as much as they weigh.  All forms are equal on one device; ranks with different
+numbers of valid tokens, or none, change nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +22,17 @@ from typing import cast
 
 import torch
 from torch import fx
-from torch.fx.node import Argument
+from torch.fx.node import Argument, map_arg
 
-from sp.errors import Refusal, UnsupportedModelError
-from sp.passes.compute_rules import reduced_dims
-from sp.passes.fxtools import op_name, positional, product, refusal, shape
+from sp.passes.dim_rules import reduced_dims
+from sp.passes.fxtools import expression, named, op_name, product, shape, tensor_operands
+from sp.passes.loss_rules import MEAN, NONE, SUM, has_classes
 from sp.passes.sizes import Sizes
 from sp.program import Program
 
-_NONE, _MEAN, _SUM = 0, 1, 2
 aten = torch.ops.aten
+Rewrite = Callable[[fx.Node, fx.Graph, Sizes], fx.Node]
+Call = tuple[torch._ops.OpOverload, tuple[object, ...], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -36,21 +41,15 @@ class Reduce:
 
     def run(self, program: Program) -> Program:
         sizes, changed = Sizes(program), list[str]()
-        refusals: list[Refusal] = []
         for node in list(program.graph.nodes):
             rewrite = REWRITES.get(op_name(node)) if node.op == "call_function" else None
             if rewrite is None or not averages_sequence(node, program):
                 continue
             with program.graph.inserting_before(node):
                 found = rewrite(node, program.graph, sizes)
-            if isinstance(found, Refusal):
-                refusals.append(found)
-                continue
             node.replace_all_uses_with(found)
             program.graph.erase_node(node)
             changed.append(node.name)
-        if refusals:
-            raise UnsupportedModelError("averages that cannot be split over ranks", refusals=refusals)
         program.graph_module.recompile()
         return program.note(
             self.name, f"averages over the sequence made sums and counts: {', '.join(changed) or 'none'}"
@@ -65,9 +64,10 @@ def averages_sequence(node: fx.Node, program: Program) -> bool:
     """Whether this op is a mean whose averaged dims hold the sequence."""
     if node.op != "call_function":
         return False
+    if "reduction" in named(node):
+        sizes = [size for operand in tensor_operands(node) for size in shape(operand)]
+        return named(node)["reduction"] == MEAN and any(map(program.holds_sequence, sizes))
     sizes = shape(cast(fx.Node, node.args[0]))
-    if op_name(node) == "aten.cross_entropy_loss":
-        return positional(node)[3] == _MEAN and any(map(program.holds_sequence, sizes))
     dims, _ = reduced_dims(node, len(sizes))
     return any(program.holds_sequence(sizes[dim]) for dim in dims)
 
@@ -104,39 +104,89 @@ def _cast(made: fx.Node, node: fx.Node, graph: fx.Graph) -> fx.Node:
     return cast_back
 
 
-def _cross_entropy(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node | Refusal:
-    _, target, weight, _, ignored, _ = positional(node)
-    if weight is not None:
-        return refusal(node, "its mean is weighted by class", "use reduction='sum' and divide by the weights yourself")
-    target, fake = cast(fx.Node, target), cast(fx.Node, target).meta["val"]
-    if fake.is_floating_point():
-        return refusal(node, "its targets are probabilities of classes", "use class indices, or reduction='sum'")
-    counts = graph.call_function(aten.ne.Scalar, (target, cast(int, ignored)))
-    count = graph.call_function(aten.sum.default, (counts,))
-    counts.meta = {**node.meta, "val": fake.new_empty(fake.shape, dtype=torch.bool)}
-    count.meta = {**node.meta, "val": fake.new_empty((), dtype=torch.int64)}
-    total = _summed_loss(node, graph)
+def _element_loss(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node:
+    """Losses whose mean divides by the number of elements that they have without a reduction."""
+    elements = _faked(node, *_with_reduction(node, NONE)).shape
+    return _divided(node, graph, sizes.node(product([expression(size) for size in elements])))
+
+
+def _class_loss(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node:
+    """cross_entropy, nll: divides by the number of targets that count, or by the sum of their classes' weights; where
+    targets are probabilities, by their number (`cross_entropy_loss_prob_target` in ATen's Loss.cpp)."""
+    if has_classes(node):
+        return _divided(node, graph, _weighed(node, graph))
+    return _element_loss(node, graph, sizes)
+
+
+def _weighed(node: fx.Node, graph: fx.Graph) -> fx.Node:
+    """What the targets that are not ignored weigh together."""
+    arguments = named(node)
+    target, weight = cast(fx.Node, arguments["target"]), cast("fx.Node | None", arguments["weight"])
+    valid = _call(node, graph, aten.ne.Scalar, (target, arguments["ignore_index"]))
+    if weight is None:
+        return _call(node, graph, aten.sum.default, (valid,))
+    safe = _call(node, graph, aten.where.ScalarOther, (valid, target, 0))
+    weights = _call(node, graph, aten.index.Tensor, (weight, [safe]))
+    counted = _call(node, graph, aten.where.ScalarOther, (valid, weights, 0.0))
+    return _call(node, graph, aten.sum.default, (counted,), {"dtype": _wide(weight.meta["val"].dtype)})
+
+
+def _divided(node: fx.Node, graph: fx.Graph, count: fx.Node | int) -> fx.Node:
+    total = _summed(node, graph)
     mean = graph.call_function(aten.div.Tensor, (total, count))
     _describe(node, total.meta["val"].dtype, mean)
     return _cast(mean, node, graph)
 
 
-def _summed_loss(node: fx.Node, graph: fx.Graph) -> fx.Node:
+def _summed(node: fx.Node, graph: fx.Graph) -> fx.Node:
     """The loss of all tokens; in 16 bits, that of each token, summed in 32."""
-    scores, target, weight, _, *rest = cast("list[Argument]", list(positional(node)))
     dtype = node.meta["val"].dtype
-    reduction = _SUM if _wide(dtype) == dtype else _NONE
-    loss = graph.call_function(aten.cross_entropy_loss.default, (scores, target, weight, reduction, *rest))
-    _describe(node, dtype, loss)
-    if reduction == _SUM:
-        return loss
-    loss.meta["val"] = node.meta["val"].new_empty(cast(fx.Node, target).meta["val"].shape)
-    total = graph.call_function(aten.sum.default, (loss,), {"dtype": _wide(dtype)})
-    _describe(node, _wide(dtype), total)
-    return total
+    if _wide(dtype) == dtype:
+        return _call(node, graph, *_with_reduction(node, SUM))
+    loss = _call(node, graph, *_with_reduction(node, NONE))
+    return _call(node, graph, aten.sum.default, (loss,), {"dtype": _wide(dtype)})
 
 
-REWRITES: Mapping[str, Callable[[fx.Node, fx.Graph, Sizes], fx.Node | Refusal]] = {
-    "aten.mean": _mean,
-    "aten.cross_entropy_loss": _cross_entropy,
+def _with_reduction(node: fx.Node, reduction: int) -> Call:
+    """The same loss, reduced in another way."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    by_name = {argument.name for argument in node.target._schema.arguments if argument.kwarg_only}
+    values = {name: reduction if name == "reduction" else value for name, value in named(node).items()}
+    args = tuple(value for name, value in values.items() if name not in by_name)
+    return node.target, args, {name: values[name] for name in by_name}
+
+
+def _call(
+    node: fx.Node,
+    graph: fx.Graph,
+    op: torch._ops.OpOverload,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None = None,
+) -> fx.Node:
+    """An op of the graph that helps to compute `node`."""
+    options = dict(kwargs or {})
+    made = graph.call_function(op, cast("tuple[Argument, ...]", args), cast("dict[str, Argument]", options))
+    made.meta = {**node.meta, "val": _faked(node, op, args, options)}
+    return made
+
+
+def _faked(
+    node: fx.Node, op: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> torch.Tensor:
+    """What an op makes of the fake tensors of its arguments."""
+    values = map_arg(cast(Argument, args), lambda one: one.meta["val"])
+    with node.meta["val"].fake_mode:
+        return op(*cast("tuple[object, ...]", values), **kwargs)
+
+
+def _each(names: str, rewrite: Rewrite) -> dict[str, Rewrite]:
+    return {f"aten.{name}": rewrite for name in names.split()}
+
+
+REWRITES: Mapping[str, Rewrite] = {
+    **_each("mean", _mean),
+    **_each("mse_loss l1_loss smooth_l1_loss huber_loss kl_div soft_margin_loss poisson_nll_loss", _element_loss),
+    **_each("binary_cross_entropy binary_cross_entropy_with_logits", _element_loss),
+    **_each("margin_ranking_loss hinge_embedding_loss triplet_margin_loss cosine_embedding_loss", _element_loss),
+    **_each("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _class_loss),
 }

@@ -15,7 +15,7 @@ from typing import cast
 import sympy
 from torch import fx
 
-from sp.passes.fxtools import exact_quotient, normal_dim, op_name, positional, product, shape
+from sp.passes.fxtools import exact_quotient, named, normal_dim, op_name, positional, product, shape
 from sp.passes.rules import Case, Refused, Ruling, operand_need, unary
 from sp.program import Sharded
 
@@ -57,7 +57,7 @@ def moved_by_reshape(placement: Sharded, old: Sequence[sympy.Expr], new: Sequenc
 
 
 def transpose(case: Case) -> Ruling:
-    """transpose; t and mT change the last two dims, if there are two."""
+    """transpose, swapaxes; t, mT, mH change the last two dims, if there are two."""
     ndim = len(shape(case.anchor))
     _, *dims = positional(case.node)
     a, b = (normal_dim(dim, ndim) for dim in dims or ((-2, -1) if ndim > 1 else (0, 0)))
@@ -96,6 +96,28 @@ def expand(case: Case) -> Ruling:
     dim = case.placement.dim + len(shape(case.node)) - len(shape(case.anchor))
     sizes = [-1 if at == dim else size for at, size in enumerate(cast(list[object], positional(case.node)[1]))]
     return unary(case, replace(case.placement, dim=dim), {1: sizes})
+
+
+def repeat(case: Case) -> Ruling:
+    """repeat, tile: once along the sequence."""
+    times = cast(list[object], positional(case.node)[1])
+    dim = case.placement.dim + len(shape(case.node)) - len(shape(case.anchor))
+    from_right = len(shape(case.node)) - dim
+    if from_right <= len(times) and times[-from_right] != 1:
+        where = f"dim {case.placement.dim} of {case.anchor.name}, where the sequence lives"
+        raise Refused(f"it repeats {where}", "repeat the inputs instead, or use repeat_interleave")
+    return unary(case, replace(case.placement, dim=dim))
+
+
+def repeat_interleave(case: Case) -> Ruling:
+    """Repeated tokens stay next to each other: like a dim of that size, merged behind the sequence."""
+    arguments = named(case.node)
+    if len(case.operands) > 1 or "self" not in arguments or arguments["output_size"] is not None:
+        raise Refused("its result is as long as its data say", "give one number of repeats, and no output_size")
+    if arguments["dim"] is not None:
+        return unary(case, case.placement)
+    outside = product(shape(case.anchor)[: case.placement.dim])
+    return unary(case, replace(case.placement, dim=0, outer=outside * case.placement.outer))
 
 
 def split(case: Case) -> Ruling:

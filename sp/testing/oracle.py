@@ -3,7 +3,7 @@
     check_rule(torch.nn.functional.silu, (torch.randn(2, 8, 4),))
     →  exact: sharded(dim 1)
     check_rule(lambda x: x.flip(1), (torch.randn(2, 8, 4),))
-    →  refused: flip: aten.flip(args_0, [1]): sp has no placement rule for aten.flip
+    →  refused: flip: aten.flip(args_0, [1]): it needs dim 1 of args_0 whole, and the sequence lives there
 
 Values and gradients, in fp64, for every layout, at lengths that divide the world and that do not.  A rule that is not
 true raises `WrongRuleError`.  No process group is needed: what the runtime does at the borders is not tried here.

@@ -174,23 +174,23 @@ def noise_without_gradients(m: Small, ids: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "no rule": (
-        lambda m, ids: m.e(ids).flip(1),
-        "sp has no placement rule for aten.flip (embedding is sharded(dim 1))",
+        lambda m, ids: m.e(ids).renorm(2, 0, 1.0),
+        "sp has no placement rule for aten.renorm (embedding is sharded(dim 1))",
     ),
-    "sorted": (lambda m, ids: m.e(ids).sort(1)[0], "sp has no placement rule for aten.sort"),
+    "an op that none can have": (lambda m, ids: m.e(ids).take(ids), "it takes elements in row-major order"),
+    "sorted": (lambda m, ids: m.e(ids).sort(1)[0], "it needs dim 1 of embedding whole"),
     "batch norm": (
         lambda m, ids: F.batch_norm(m.e(ids).mT, None, None, training=True),
-        "no placement rule for aten.batch_norm",
+        "the sequence in dim 2 of m_t would give each rank other ones",
     ),
     "convolution": (lambda m, ids: F.conv1d(m.e(ids).mT, torch.ones(4, 4, 3)), "no placement rule for aten.conv1d"),
-    "indexed by contents": (lambda m, ids: m.e(ids)[ids > 3], "no placement rule for aten.index"),
-    "indexed by position": (lambda m, ids: m.e(ids)[:, torch.arange(ids.shape[1])], "no placement rule for aten.index"),
-    "maximum over the sequence": (lambda m, ids: m.e(ids).amax(1), "no placement rule for aten.amax"),
-    "variance": (lambda m, ids: m.e(ids).var(1), "no placement rule for aten.var"),
-    "mean of squares as a loss": (
-        lambda m, ids: F.mse_loss(m.e(ids), m.l(m.e(ids))),
-        "no placement rule for aten.broadcast_tensors",
+    "indexed by contents": (lambda m, ids: m.e(ids)[ids > 3], "its mask picks a number of elements"),
+    "indexed by position": (
+        lambda m, ids: m.e(ids)[:, torch.arange(ids.shape[1])],
+        "it needs dim 1 of embedding whole",
     ),
+    "maximum over the sequence": (lambda m, ids: m.e(ids).amax(1), "it needs dim 1 of embedding whole"),
+    "variance": (lambda m, ids: m.e(ids).var(1), "it needs dim 1 of embedding whole"),
     "scores × keys": (lambda m, ids: m.e(ids) @ m.e(ids).mT, "it builds a sequence × sequence value of shape"),
     "outer product of positions": (
         lambda m, ids: torch.arange(ids.shape[1])[:, None] * torch.arange(ids.shape[1]) + m.e(ids).sum(),
@@ -204,19 +204,19 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "padded": (lambda m, ids: F.pad(m.e(ids), (0, 0, 0, 1)), "it pads the sequence"),
     "softmax over the sequence": (
         lambda m, ids: m.e(ids).softmax(1),
-        "it needs dim 1 whole, and the sequence lives there",
+        "it needs dim 1 of embedding whole, and the sequence lives there",
     ),
-    "running sum": (lambda m, ids: m.e(ids).cumsum(1), "it needs dim 1 whole"),
+    "running sum": (lambda m, ids: m.e(ids).cumsum(1), "it needs dim 1 of embedding whole"),
     "normalized over the sequence": (
         lambda m, ids: F.layer_norm(m.e(ids).mT, ids.shape[1:]),
-        "it normalizes over the dim",
+        "it needs dim 2 of m_t whole, and the sequence lives there",
     ),
     "transposed by view": (
         lambda m, ids: (m.e(ids) * 2).view(ids.shape[1], 2, 4),
         "which splits or mixes the sequence (dim 1)",
     ),
-    "contraction over the sequence": (
-        lambda m, ids: m.p[:2, : ids.shape[1]].sum() + torch.ones(3, ids.shape[1]) @ m.e(ids),
+    "contraction over the sequence and a bias": (
+        lambda m, ids: F.linear(m.e(ids).mT, torch.ones(3, ids.shape[1]), torch.ones(3)),
         "whole, and the sequence lives there",
     ),
     "spans that do not meet": (
@@ -241,17 +241,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "random and pointwise": (lambda m, ids: F.rrelu(m.e(ids), training=True), "it draws random numbers"),
     "noise in ids": (lambda m, ids: m.e(torch.randint_like(ids, 11)), "it draws random numbers"),
     "noise without gradients": (noise_without_gradients, "it draws random numbers"),
-    "probabilities as targets": (
-        lambda m, ids: F.cross_entropy(m.e(ids).flatten(0, 1), m.l(m.e(ids)).flatten(0, 1).softmax(-1)),
-        "its targets are probabilities of classes",
-    ),
-    "class weights": (
-        lambda m, ids: F.cross_entropy(m.e(ids).flatten(0, 1), ids.flatten() % 4, torch.ones(4)),
-        "its mean is weighted by class",
-    ),
-    "classes in dim 1": (
-        lambda m, ids: F.cross_entropy(m.e(ids).mT, ids % 4),
-        "its scores are not (tokens, classes) with one class index per token",
+    "scores over the sequence": (
+        lambda m, ids: F.cross_entropy(m.e(ids), ids[:, :4] % 4),
+        "it compares classes along dim 1 of embedding, where the sequence lives",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Pointwise ops: those that torch tags, one by one, and how their operands broadcast."""
+"""Pointwise ops: those that torch tags and their second names, one by one, and how their operands broadcast."""
 
 import itertools
 import re
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sp.passes.rule_table import ALIASES
 from sp.testing.oracle import check_rule
 
 Overload = torch._ops.OpOverload
@@ -21,12 +22,17 @@ LEFT_OUT = {"equal", "clamp", "clip"}
 
 
 def tagged() -> list[Overload]:
-    """Every overload that torch calls pointwise and that changes nothing in place."""
+    """Every overload that torch calls pointwise, or that is another name of such, and that changes nothing in place."""
     schemas = torch._C._jit_get_all_schemas()
     names = sorted({schema.name.removeprefix("aten::") for schema in schemas if schema.name.startswith("aten::")})
     packets = [getattr(torch.ops.aten, name) for name in names if name not in LEFT_OUT]
     overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    return [one for one in overloads if torch.Tag.pointwise in one.tags and not one._schema.is_mutable]
+    meant = [one for one in overloads if torch.Tag.pointwise in one.tags or _name(one) in ALIASES]
+    return [one for one in meant if not one._schema.is_mutable]
+
+
+def _name(overload: Overload) -> str:
+    return overload._schema.name.removeprefix("aten::")
 
 
 def attempts(overload: Overload, operands: Sequence[Tensor]) -> Iterator[list[Any]]:
@@ -46,6 +52,11 @@ def accepted(overload: Overload) -> int | None:
             continue
         return number
     return None
+
+
+def test_aliases_are_called() -> None:
+    called = {_name(one) for one in tagged() if accepted(one) is not None}
+    assert called >= ALIASES
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sp.errors import UnsupportedModelError
 from sp.passes.normalize import Normalize
 from sp.passes.reduce import Reduce
 from tests.passes.programs import Small, listing, ops, program_of
@@ -19,6 +18,10 @@ PASSES = (Normalize(), Reduce())
 
 def labels(x: Tensor) -> Tensor:
     return (x.sum(-1) * 100).long() % 4
+
+
+def weights(x: Tensor) -> Tensor:
+    return (1 + torch.arange(x.shape[-1])).to(x.dtype)
 
 
 def scores(x: Tensor) -> Tensor:
@@ -42,6 +45,29 @@ CHANGED: dict[str, Callable[..., Any]] = {
     "with smoothing": lambda m, x: F.cross_entropy(scores(x), labels(x).flatten(), ignore_index=1, label_smoothing=0.1),
     "nothing but ignored labels": lambda m, x: F.cross_entropy(scores(x), labels(x).flatten() * 0, ignore_index=0),
     "classes in dim 1": lambda m, x: F.cross_entropy(x.mT, labels(x)),
+    "classes that weigh": lambda m, x: F.cross_entropy(scores(x), labels(x).flatten(), weights(x)),
+    "and ignored labels": lambda m, x: F.cross_entropy(x.mT, labels(x), weights(x), ignore_index=2),
+    "and smoothing": lambda m, x: F.cross_entropy(x.mT, labels(x), weights(x), ignore_index=1, label_smoothing=0.1),
+    "classes of no weight": lambda m, x: F.cross_entropy(scores(x), labels(x).flatten(), 0 * weights(x)),
+    "a class out of range that is ignored": lambda m, x: F.cross_entropy(
+        x.mT, labels(x) - 1, weights(x), ignore_index=-1
+    ),
+    "probabilities": lambda m, x: F.cross_entropy(scores(x), scores(x).softmax(-1)),
+    "probabilities that weigh": lambda m, x: F.cross_entropy(x.mT, x.mT.softmax(1), weights(x), label_smoothing=0.2),
+    "likelihoods": lambda m, x: F.nll_loss(scores(x).log_softmax(-1), labels(x).flatten(), ignore_index=3),
+    "likelihoods that weigh": lambda m, x: F.nll_loss(x.mT.log_softmax(1), labels(x), weights(x)),
+    "squares": lambda m, x: F.mse_loss(x, x.sin()),
+    "squares, broadcast": lambda m, x: torch.ops.aten.mse_loss(x.unsqueeze(0), x.sin().expand(3, *x.shape)),
+    "distances": lambda m, x: F.l1_loss(x, x.sin()) + F.smooth_l1_loss(x, x.cos()) + F.huber_loss(x, x.exp()),
+    "divergence": lambda m, x: F.kl_div(x.log(), x.sin()) + F.kl_div(x, x.sin(), log_target=True),
+    "divergence by batch": lambda m, x: F.kl_div(x.log(), x.sin(), reduction="batchmean"),
+    "bits": lambda m, x: F.binary_cross_entropy(x, x.sin(), weights(x)),
+    "bits of logits": lambda m, x: F.binary_cross_entropy_with_logits(x, x.sin(), pos_weight=weights(x)),
+    "margins": lambda m, x: F.margin_ranking_loss(x, x.sin(), x) + F.soft_margin_loss(x, x.cos()),
+    "hinges": lambda m, x: F.hinge_embedding_loss(x, 2 * (labels(x) % 2)[..., None].expand(x.shape) - 1),
+    "counts": lambda m, x: F.poisson_nll_loss(x, x.sin()),
+    "triplets": lambda m, x: F.triplet_margin_loss(x, x.sin(), x.cos()),
+    "angles": lambda m, x: F.cosine_embedding_loss(scores(x), scores(x).sin(), 2 * (labels(x).flatten() % 2) - 1),
 }
 
 # Left alone: no average, or not over the sequence.
@@ -51,6 +77,8 @@ UNCHANGED: dict[str, Callable[..., Any]] = {
     "sum": lambda m, x: x.sum(1),
     "summed loss": lambda m, x: F.cross_entropy(scores(x), labels(x).flatten(), reduction="sum"),
     "loss of each token": lambda m, x: F.cross_entropy(scores(x), labels(x).flatten(), reduction="none"),
+    "summed squares": lambda m, x: F.mse_loss(x, x.sin(), reduction="sum"),
+    "squares without the sequence": lambda m, x: F.mse_loss(x.sum(1), x.sin().sum(1)),
     "loss without the sequence": lambda m, x: F.cross_entropy(x.sum(1), labels(x).sum(1) % 4),
 }
 
@@ -106,33 +134,16 @@ def test_sums_of_16_bits_do_not_overflow() -> None:
 
 
 def test_gradients_stay_what_they_are() -> None:
-    model = Small(lambda m, x: F.cross_entropy(scores(x), labels(x).flatten(), ignore_index=2) + x.square().mean())
+    def losses(m: Small, x: Tensor) -> Tensor:
+        smooth = F.cross_entropy(x.mT, labels(x), weights(x), ignore_index=1, label_smoothing=0.1)
+        return F.cross_entropy(scores(x), labels(x).flatten(), ignore_index=2) + x.square().mean() + smooth
+
+    model = Small(losses)
     x = torch.rand(2, 9, 4, dtype=torch.float64, requires_grad=True)
     program = program_of(model, x, passes=PASSES)
     (right,) = torch.autograd.grad(model(x), x)
     (found,) = torch.autograd.grad(program.graph_module(x)[0], x)
     torch.testing.assert_close(found, right, rtol=1e-12, atol=0.0)
-
-
-REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "class weights": (
-        lambda m, x: F.cross_entropy(scores(x), labels(x).flatten(), torch.ones(4)),
-        "its mean is weighted by class",
-    ),
-    "probabilities": (
-        lambda m, x: F.cross_entropy(scores(x), scores(x).softmax(-1)),
-        "its targets are probabilities of classes",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
-    forward, reason = REFUSED[name]
-    with pytest.raises(UnsupportedModelError) as caught:
-        program_of(forward, X_BSD, passes=PASSES)
-    assert reason in str(caught.value)
-    assert "use " in caught.value.refusals[0].remedy
 
 
 def test_check_is_able_to_fail() -> None:

@@ -93,7 +93,7 @@ def sum_without_partial(program: Program) -> Program:
 
 def unknown_op(program: Program) -> Program:
     node = find(program, "aten.mul")
-    node.target = torch.ops.aten.flip.default
+    node.target = torch.ops.aten.kron.default
     return program
 
 
@@ -117,7 +117,7 @@ PLANTED: dict[str, tuple[Callable[[Program], Program], str]] = {
     "a shard said to be a span": (misplace("aten.embedding", start=1), "its rule says sharded(dim 1)"),
     "a slice of a shard": (slice_along_the_sequence, "its rule says sharded(dim 1, [1:"),
     "a sum said to be a shard": (sum_without_partial, "its rule says partial(sum)"),
-    "an op without a rule": (unknown_op, "has no rule for what it reads: sp has no placement rule for aten.flip"),
+    "an op without a rule": (unknown_op, "has no rule for what it reads: sp has no placement rule for aten.kron"),
     "an output that is not local": (local_port, "output '0' is replicated, its port is"),
     "sequence × sequence": (multiply_positions, "is sequence × sequence"),
 }

@@ -38,7 +38,8 @@ def test_refused() -> None:
     assert verdict.results["1"] == "sharded(dim 1)"
     assert verdict.results["0"].startswith("refused: flip")
     assert str(verdict) == (
-        "refused: flip: aten.flip(args_0, [1]): sp has no placement rule for aten.flip (args_0 is sharded(dim 1))"
+        "refused: flip: aten.flip(args_0, [1]): it needs dim 1 of args_0 whole, and the sequence lives there "
+        "(args_0 is sharded(dim 1))"
     )
 
 
