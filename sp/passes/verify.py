@@ -40,7 +40,7 @@ class Verify:
                 differentiable.add(node)
             if node.op == "call_function" and result(node) is not None:
                 _check_size(node, program)
-                _check_edges(node, differentiable)
+                _check_edges(node, program, differentiable)
         _check_outputs(program)
         return program.note(
             self.name, f"{len(program.graph.nodes)} nodes: every border op in its place, no S × S value"
@@ -60,7 +60,7 @@ def _check_size(node: fx.Node, program: Program) -> None:
     assert held <= 1, f"{node} is sequence × sequence: {shape(node)}"
 
 
-def _check_edges(node: fx.Node, differentiable: set[fx.Node]) -> None:
+def _check_edges(node: fx.Node, program: Program, differentiable: set[fx.Node]) -> None:
     name = op_name(node)
     if name in _BORDERS | CREATIONS or node.target is operator.getitem:
         return
@@ -76,14 +76,13 @@ def _check_edges(node: fx.Node, differentiable: set[fx.Node]) -> None:
         bare = isinstance(placement, Replicated) and operand in differentiable and op_name(operand) != "sp.replicate"
         assert not bare, f"{node} reads {operand} past sp.replicate: its gradient would be one rank's part"
     if name not in _SPANS:
-        _check_rule(node, sharded[0], operands, placed)
+        _check_rule(node, program, sharded[0], placed)
 
 
-def _check_rule(
-    node: fx.Node, anchor: fx.Node, operands: list[fx.Node], placed: dict[fx.Node, Placement | None]
-) -> None:
+def _check_rule(node: fx.Node, program: Program, anchor: fx.Node, placed: dict[fx.Node, Placement | None]) -> None:
     try:
-        ruling = find_rule(node)(Case(node, anchor, cast(Sharded, placed[anchor]), tuple(operands)))
+        operands = tuple(tensor_operands(node))
+        ruling = find_rule(node)(Case(node, anchor, cast(Sharded, placed[anchor]), operands, program.symbols))
     except Refused as refused:
         raise AssertionError(f"{node} has no rule for what it reads: {refused.why}") from refused
     for operand, need in ruling.operands.items():

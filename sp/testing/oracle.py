@@ -119,7 +119,7 @@ def check_program(
         if try_ruling(node, ruling, values, Spread(layout, world, symbols))
     )
     name = Naming(program).text
-    refused = {refusal.node: name(f"{refusal.node}: {refusal.why}") for refusal in refusals}
+    refused = {refusal.node: name(f"{refusal.node}: {refusal.why}") for refusal in refusals.listed}
     return Verdict(_results(program, found, refused), tuple(refused.values()), tried)
 
 

@@ -24,7 +24,7 @@ GUARD = f"Constraints violated (S)!\n{WRONG}"
     ],
 )
 def test_the_range_asked_for(message: str, known: Lengths, range_: Lengths) -> None:
-    assert _narrowed(message, known) == range_
+    assert _narrowed(message, "S", known) == range_
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_batches_that_are_fixed() -> None:
 
 
 def test_guards_in_terms_of_the_length() -> None:
-    assert _unproven(GUARD.format(" 5 <= S", f"(4*{SIZE}) != 20")) == "(4*S) != 20"
+    assert _unproven(GUARD.format(" 5 <= S", f"(4*{SIZE}) != 20"), "S") == "(4*S) != 20"
 
 
 def test_lengths() -> None:

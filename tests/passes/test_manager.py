@@ -92,10 +92,10 @@ def test_pipeline() -> None:
     passes = pipeline(outputs="local", kernel="dense")
     assert [step.name for step in passes] == [
         *("inline", "autocast", "functionalize", "detach", "normalize"),
-        *("attention", "reduce", "place", "localize", "verify"),
+        *("noise", "attention", "decompose", "reduce", "place", "localize", "verify"),
     ]
-    assert passes[5].kernel == "dense"
-    assert passes[8].outputs == "local"
+    assert passes[6].kernel == "dense"
+    assert passes[10].outputs == "local"
     assert passes == pipeline(outputs="local", kernel="dense")
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.distributed as dist
 
@@ -22,9 +23,12 @@ from sp.testing.ranks import run_ranks
 WINDOW = Band(3, 0)
 
 
+S = sympy.Symbol("S", integer=True, positive=True)
+
+
 def site(mask: Band, item_bytes: int = 2) -> AttentionSite:
     return AttentionSite(
-        "attention", "model.py:1", mask, heads=8, kv_heads=2, head_width=16, value_width=24,
+        "attention", "model.py:1", mask, S, S, heads=8, kv_heads=2, head_width=16, value_width=24,
         item_bytes=item_bytes, kernel="dense", why="",
     )  # fmt: skip
 
