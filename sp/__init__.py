@@ -3,8 +3,15 @@
 pmodel = sp.parallelize(model, strategy="striped")     # same call, same loss, same gradients
 """
 
-from sp.api import inspect, parallelize
-from sp.errors import InputError, RankMismatchError, SpError, StrategyError, UnsupportedModelError
+from sp.api import check, inspect, parallelize
+from sp.errors import (
+    InputError,
+    RankMismatchError,
+    SpError,
+    StrategyError,
+    UnsupportedModelError,
+    ValidationError,
+)
 from sp.module import ParallelModule
 from sp.strategy import STRATEGIES
 
@@ -18,6 +25,8 @@ __all__ = [
     "SpError",
     "StrategyError",
     "UnsupportedModelError",
+    "ValidationError",
+    "check",
     "inspect",
     "parallelize",
 ]

@@ -19,8 +19,9 @@ from sp.program import Program
 from sp.request import Request
 from sp.runtime.comm import seat_name
 
-# Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.
-_TRACING = threading.Lock()
+# Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the
+# turn may build several times in it, and run what is built (validation): nobody traces meanwhile.
+TURN = threading.RLock()
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Slot:
 
 def build(model: nn.Module, request: Request, length: int, options: Options) -> Executable:
     """Capture `model` for calls like `request` over a global `length`, transform, bind and compile it."""
-    with _TRACING:
+    with TURN:
         captured, outputs = capture(
             model,
             request.call,

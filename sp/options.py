@@ -14,7 +14,8 @@ from sp.strategy import Strategy
 @dataclass(frozen=True)
 class Options:
     """group: name of the process group whose ranks share the sequence; "" is a world of one.
-    compile: whether torch.compile runs the rewritten graph, or its options."""
+    compile: whether torch.compile runs the rewritten graph, or its options.
+    validate: whether every capture is tried beside the plain model before it runs."""
 
     strategy: Strategy
     group: str = ""
@@ -23,3 +24,4 @@ class Options:
     outputs: OutputForm = "global"
     compile: bool | Mapping[str, Any] = True
     kernel: str | None = None
+    validate: bool = False
