@@ -23,6 +23,7 @@ from sp.errors import InputError
 from sp.passes.call import Call, Outputs
 from sp.passes.export import Axes, export
 from sp.passes.fxtools import shape
+from sp.passes.witness import Witness, refuse_unreal
 from sp.program import Note, Port, Program
 from sp.program import Sequence as SequenceSize
 from sp.strategy import Strategy
@@ -42,7 +43,10 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.rebuild(tensors[: len(self.call.names)])
-        return self.outputs.flatten(self.model(*args, **kwargs))
+        with Witness(self.model) as witness:
+            results = self.outputs.flatten(self.model(*args, **kwargs))
+            witness.results(results)
+        return results
 
 
 def sequence_dims(call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim) -> list[int | None]:
@@ -105,6 +109,7 @@ def capture(
             needed=f"{lengths.shortest} … {lengths.longest or '∞'} tokens",
         )
     module = _flat_module(exported, given.names)
+    refuse_unreal(module)
     sequence = SequenceSize(_sequence_symbol(module, given.dims), lengths.shortest, lengths.longest)
     ports = tuple(Port(name, None) for name in outputs.names)
     text = f"{len(module.graph.nodes)} nodes by torch.export; sequence {sequence.symbol}"
