@@ -7,12 +7,14 @@ from sp.api import check, inspect, parallelize
 from sp.errors import (
     InputError,
     RankMismatchError,
+    RuleError,
     SpError,
     StrategyError,
     UnsupportedModelError,
     ValidationError,
 )
 from sp.module import ParallelModule
+from sp.register import register_rule
 from sp.strategy import STRATEGIES
 
 __version__ = "0.1.0"
@@ -22,6 +24,7 @@ __all__ = [
     "InputError",
     "ParallelModule",
     "RankMismatchError",
+    "RuleError",
     "SpError",
     "StrategyError",
     "UnsupportedModelError",
@@ -29,4 +32,5 @@ __all__ = [
     "check",
     "inspect",
     "parallelize",
+    "register_rule",
 ]

@@ -10,13 +10,14 @@ from sp.errors import (
     InputError,
     RankMismatchError,
     Refusal,
+    RuleError,
     SpError,
     StrategyError,
     UnsupportedModelError,
     ValidationError,
 )
 
-KINDS = [StrategyError, InputError, RankMismatchError, UnsupportedModelError, ValidationError]
+KINDS = [StrategyError, InputError, RankMismatchError, UnsupportedModelError, ValidationError, RuleError]
 FLIP = Refusal(
     node="flip_1: aten.flip(mul_3, [1])",
     source="model.py:41, in forward: x = x.flip(1)",

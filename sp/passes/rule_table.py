@@ -11,6 +11,7 @@ from torch import fx
 from sp.passes import compute_rules as computes
 from sp.passes import shape_rules as shapes
 from sp.passes.fxtools import op_name
+from sp.passes.rule_book import BOOK
 from sp.passes.rules import Refused, Rule, by_pattern, pointwise
 
 # Names are those of torch.ops.aten, without overload.
@@ -65,13 +66,16 @@ def find_rule(node: fx.Node) -> Rule:
     name = op_name(node)
     if isinstance(node.target, torch._ops.OpOverload):
         assert not node.target._schema.is_mutable, f"normalize has refused {name}"
+        if registered := BOOK.find(name):
+            return registered
         if name in TABLE:
             return TABLE[name]
         if torch.Tag.pointwise in node.target.tags:
             return pointwise
     raise Refused(
         f"sp has no placement rule for {name}",
-        "express it with ops that have one (linear, matmul, norms, views, pointwise ops), or keep it off the sequence",
+        "express it with ops that have one (linear, matmul, norms, views, pointwise ops), or keep it off the sequence; "
+        "an op of your own gets a rule by sp.register_rule",
     )
 
 

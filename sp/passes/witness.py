@@ -86,13 +86,18 @@ class Witness(TorchFunctionMode):
         for tensor in tensors:
             if tensor._is_view() and tensor._version:
                 continue  # to ask for its grad_fn would trace ops that make it anew
-            if isinstance(tensor.grad_fn, BackwardCFunction):
-                function = getattr(type(tensor.grad_fn), "_forward_cls", type(tensor.grad_fn))
+            function = getattr(type(tensor.grad_fn), "_forward_cls", type(tensor.grad_fn))
+            if isinstance(tensor.grad_fn, BackwardCFunction) and not _is_an_ops(function):
                 why = "its own backward is lost: the graph has that of the ops in it"
                 self._see(f"{function.__name__}.apply", why, _USE_OPS, _place(function) if self.returned else None)
 
     def _see(self, node: str, why: str, remedy: str, place: str | None = None) -> None:
         self.seen.setdefault(node, Refusal(node, place or caller(), why, remedy))
+
+
+def _is_an_ops(function: type) -> bool:
+    """The autograd.Function by which torch.library calls the backward of a registered op: it stays with the op."""
+    return function.__module__.startswith("torch._library")
 
 
 _USE_OPS = "write it with ops (y + (x - y).detach() for a gradient of your own), or as a torch.library.custom_op"
