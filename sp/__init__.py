@@ -3,9 +3,18 @@
 pmodel = sp.parallelize(model, strategy="striped")     # same call, same loss, same gradients
 """
 
-from sp.api import inspect, parallelize
-from sp.errors import InputError, RankMismatchError, SpError, StrategyError, UnsupportedModelError
+from sp.api import check, inspect, parallelize
+from sp.errors import (
+    InputError,
+    RankMismatchError,
+    RuleError,
+    SpError,
+    StrategyError,
+    UnsupportedModelError,
+    ValidationError,
+)
 from sp.module import ParallelModule
+from sp.register import register_rule
 from sp.strategy import STRATEGIES
 
 __version__ = "0.1.0"
@@ -15,9 +24,13 @@ __all__ = [
     "InputError",
     "ParallelModule",
     "RankMismatchError",
+    "RuleError",
     "SpError",
     "StrategyError",
     "UnsupportedModelError",
+    "ValidationError",
+    "check",
     "inspect",
     "parallelize",
+    "register_rule",
 ]

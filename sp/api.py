@@ -1,4 +1,4 @@
-"""The interface: `parallelize` and `inspect`."""
+"""The interface: `parallelize`, `inspect` and `check`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sp.passes.localize import OutputForm
 from sp.request import Request
 from sp.show import Report
 from sp.strategy import find_strategy
+from sp.validation import CheckReport, check_call
 
 Form = Literal["global", "local"]
 
@@ -37,6 +38,7 @@ def parallelize(
     compile: bool | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
     kernel: str | None = None,
     generator: torch.Generator | None = None,
+    validate: bool = False,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
@@ -50,11 +52,13 @@ def parallelize(
     compile: False runs the graph as it is; a mapping is passed on to torch.compile.
     kernel: "dense" or "flash"; None chooses by device and dtype, and the report shows which.
     generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
+    validate: True tries every capture as `sp.check` does, on each rank by itself, before it first runs: a second
+        capture and some seconds, for a copy of the model on the CPU; ValidationError, on all ranks, if it is not exact.
 
     Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     options = _options(strategy, _group_name(mesh), sequence_dim, inputs, outputs, compile, kernel)
-    options = replace(options, generator=generator)
+    options = replace(options, generator=generator, validate=validate)
     _check_plain(model)
     parallel = ParallelModule(model, options)
     if example_args is not None or example_kwargs is not None:
@@ -79,6 +83,38 @@ def inspect(
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     executable = build(model, request, request.lengths, options)
     return Report(executable.program, world_size, request.lengths, executable.captured)
+
+
+def check(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    world_size: int = 4,
+    strategy: str = "striped",
+    sequence_dim: SequenceDim = 1,
+    lengths: Sequence[int] | None = None,
+    dtype: torch.dtype | None = torch.float64,
+    kernel: str | None = None,
+) -> CheckReport:
+    """Run the plain model and the transformed program side by side on small inputs, and compare all that they make.
+
+    In a world of `world_size` threads of this process: no launcher and no process group.  Compared are all outputs,
+    the gradients of all parameters and of the inputs that require them (of the output named `loss`, and of all
+    floating outputs, each element weighted at random), and what the call changes in buffers and inputs.
+
+    args, kwargs: an example; tried are inputs of its structure and of its elements, of other lengths.
+    lengths: along the sequence; None takes one that divides over the ranks and one that does not.  Windows and chunks
+        of a model are tried only at lengths beyond them.
+    dtype: what a copy of the model computes in; None keeps the model's own dtype, and widens the tolerance to it.
+
+    Raises UnsupportedModelError where the model is refused, InputError where there is nothing to try, and
+    ValidationError where the transformed program fails.  Errors of a program that runs are in the report."""
+    _check_plain(model)
+    if world_size < 1:
+        raise StrategyError(f"a world of {world_size} ranks", needed="at least one rank")
+    options = _options(strategy, "", sequence_dim, "global", "global", False, kernel)
+    return check_call(model, args, kwargs or {}, options, world_size, lengths=lengths, dtype=dtype)
 
 
 def _check_plain(model: nn.Module) -> None:

@@ -36,6 +36,14 @@ class RankMismatchError(SpError):
     """Ranks of one group disagree about program or inputs; raised on every rank."""
 
 
+class RuleError(SpError):
+    """A placement rule that was to be registered cannot be read, is not true, or is one too many."""
+
+
+class ValidationError(SpError):
+    """The transformed program was run beside the plain model and does not compute the same, or fails."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """One place of a model that `sp` cannot prove, and so will not run.

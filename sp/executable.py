@@ -22,8 +22,9 @@ from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
 from sp.runtime.comm import seat_name
 
-# Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.
-_TRACING = threading.Lock()
+# Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the
+# turn may build several times in it, and run what is built (validation): nobody traces meanwhile.
+TURN = threading.RLock()
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Slot:
 
 def build(model: nn.Module, request: Request, lengths: Lengths, options: Options) -> Executable:
     """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it."""
-    with _TRACING, _as_parameters(model):
+    with TURN, _as_parameters(model):
         captured, outputs = capture(
             model,
             request.call,

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import fx, nn
 
-from sp.errors import InputError, SpError
+from sp.errors import InputError, SpError, ValidationError
 from sp.executable import Executable, build
 from sp.layout import LAYOUTS
 from sp.options import Options
@@ -18,9 +18,12 @@ from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed
 from sp.runtime.comm import World, find_world
 from sp.runtime.shards import BoundLayout
 from sp.show import Report
+from sp.validation import check_call
 
 # The contents of the inputs are compared on the first calls of each capture; everything else on every call.
 CONTENT_CHECKS = 3
+# With validate=True a capture is tried in a world of its own size, but of no more threads than these.
+VALIDATION_RANKS = 4
 
 
 class ParallelModule(nn.Module):
@@ -174,8 +177,22 @@ class ParallelModule(nn.Module):
         for known in self.executables:
             if known.fits(request, lengths):
                 return known
-        self.executables.append(build(self.model, request, lengths, self.options))
-        return self.executables[-1]
+        made = build(self.model, request, lengths, self.options)
+        if self.options.validate:
+            self._validate(request, lengths)
+        self.executables.append(made)
+        return made
+
+    def _validate(self, request: Request, lengths: Lengths) -> None:
+        """Each rank by itself, in a world of its own threads: equal inputs, so that all pass or all raise."""
+        args, kwargs = request.call.rebuild(request.tensors)
+        world = min(find_world(self.options.group).size, VALIDATION_RANKS)
+        report = check_call(self.model, args, kwargs, self.options, world, length=lengths[0])
+        if not report.exact:
+            raise ValidationError(
+                f"the transformed {report.model} does not compute what the model computes\n{report}",
+                remedy="do not train with it; please report it with this table and the model",
+            )
 
     def _device(self) -> torch.device:
         return next((value.device for value in self.parameters()), torch.device("cpu"))

@@ -17,7 +17,8 @@ from sp.strategy import Strategy
 class Options:
     """group: name of the process group whose ranks share the sequence; "" is a world of one.
     compile: whether torch.compile runs the rewritten graph, or its options.
-    generator: what the seeds of dropout are drawn from; None is torch's own."""
+    generator: what the seeds of dropout are drawn from; None is torch's own.
+    validate: whether every capture is tried beside the plain model before it runs."""
 
     strategy: Strategy
     group: str = ""
@@ -27,3 +28,4 @@ class Options:
     compile: bool | Mapping[str, Any] = True
     kernel: str | None = None
     generator: torch.Generator | None = None
+    validate: bool = False

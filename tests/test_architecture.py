@@ -34,9 +34,11 @@ ARROWS = {
     "options": (f"{FACTS} passes", "torch"),
     "request": (f"{FACTS} passes", "torch"),
     "executable": (f"{FACTS} program passes options request runtime.comm", "torch"),
-    "module": (f"{FACTS} program show runtime passes options request executable", "torch"),
-    "api": (f"{FACTS} show passes options request executable module", "torch"),
-    "": (f"{FACTS} program show runtime passes testing module api models", ""),
+    "validation": (f"{FACTS} program show.words runtime.comm passes testing options request executable", "torch"),
+    "module": (f"{FACTS} program show runtime passes options request executable validation", "torch"),
+    "register": (f"{FACTS} passes executable testing", "torch"),
+    "api": (f"{FACTS} show passes options request executable validation module", "torch"),
+    "": (f"{FACTS} program show runtime passes testing validation register module api models", ""),
 }
 MAX_FILE_LINES = {"sp/models/": 300, "sp/": 250}  # the first prefix that fits
 MAX_FUNCTION_LINES = 50

@@ -6,9 +6,18 @@ import textwrap
 import pytest
 
 from sp import errors
-from sp.errors import InputError, RankMismatchError, Refusal, SpError, StrategyError, UnsupportedModelError
+from sp.errors import (
+    InputError,
+    RankMismatchError,
+    Refusal,
+    RuleError,
+    SpError,
+    StrategyError,
+    UnsupportedModelError,
+    ValidationError,
+)
 
-KINDS = [StrategyError, InputError, RankMismatchError, UnsupportedModelError]
+KINDS = [StrategyError, InputError, RankMismatchError, UnsupportedModelError, ValidationError, RuleError]
 FLIP = Refusal(
     node="flip_1: aten.flip(mul_3, [1])",
     source="model.py:41, in forward: x = x.flip(1)",

@@ -24,6 +24,7 @@ from sp.passes.call import Call, Outputs
 from sp.passes.export import Axes, Lengths, export
 from sp.passes.fxtools import shape
 from sp.passes.modes import Watch
+from sp.passes.witness import Witness, refuse_unreal
 from sp.program import LENGTH_CARRIER, Note, Port, Program
 from sp.program import Sequence as SequenceSize
 from sp.strategy import Strategy
@@ -42,9 +43,10 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.rebuild(tensors[: len(self.call.names)])
-        with Watch():
-            output = self.model(*args, **kwargs)
-        return self.outputs.flatten(output)
+        with Watch(), Witness(self.model) as witness:
+            results = self.outputs.flatten(self.model(*args, **kwargs))
+            witness.results(results)
+        return results
 
 
 def sequence_dims(call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim) -> list[int | None]:
@@ -115,6 +117,7 @@ def capture(
                 needed=f"{lengths.shortest} … {lengths.longest or '∞'} tokens",
             )
     module = _flat_module(exported, given.names)
+    refuse_unreal(module)
     symbols = _sequence_symbols(module, given)
     sequences = tuple(
         SequenceSize(symbol, one.shortest, one.longest) for symbol, one in zip(symbols, ranges, strict=True)

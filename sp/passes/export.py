@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.traceback import preserve_node_meta
 
 from sp.errors import UnsupportedModelError
+from sp.passes.fixing import fixing_line
 
 _ATTEMPTS = 6
 _ADVICE = {
@@ -104,7 +105,7 @@ def _export(
             narrowed = tuple(_narrowed(message, _name(number), lengths) for number, lengths in enumerate(ranges))
             settled = replace(axes, fixed=axes.fixed | _fixed_batches(message))
             if _fixed_length(message) or (narrowed, settled) == (ranges, axes):
-                raise _untraceable(error, model) from error
+                raise _untraceable(error, model, _fixed_at(flat, inputs, axes, ranges, message)) from error
             ranges, axes = narrowed, settled
     raise UnsupportedModelError(
         f"torch.export finds no range of sequence lengths for which one graph of {type(model).__name__} holds",
@@ -148,14 +149,26 @@ def _narrowed(message: str, name: str, lengths: Lengths) -> Lengths:
     return replace(lengths, shortest=max(lengths.shortest, int(lowest[1]) if lowest else 0) + 1)
 
 
-def _untraceable(error: Exception, model: nn.Module) -> UnsupportedModelError:
+def _fixed_at(flat: nn.Module, inputs: list[torch.Tensor], axes: Axes, ranges: Ranges, message: str) -> str:
+    """The line of the message that says where the length became a constant, if it did."""
+    fixed = _fixed_length(message) or ""
+
+    def trace() -> object:
+        shapes = (axes.dynamic(inputs, ranges),)
+        return torch.export.export(flat, tuple(inputs), dynamic_shapes=shapes, strict=False)
+
+    line = fixing_line(trace, int(fixed)) if fixed.isdigit() else None
+    return f"\n  at:     {line}" if line else ""
+
+
+def _untraceable(error: Exception, model: nn.Module, fixed_at: str) -> UnsupportedModelError:
     name, message = type(model).__name__, str(error)
     fixed = _fixed_length(message)
     if fixed:
         only = f"fixes its sequence length at {fixed}" if fixed.isdigit() else f"takes only some lengths: S = {fixed}"
         kind = _FixedLengthError if fixed.isdigit() else UnsupportedModelError
         refused = kind(
-            f"{name} {only}",
+            f"{name} {only}{fixed_at}",
             needed="a forward that works for any length",
             remedy="read sizes from the inputs (x.shape) instead of a constant; " + " ".join(_lines(message)[1:3]),
         )

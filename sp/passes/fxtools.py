@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 
 from sp.errors import Refusal
 
+UNKNOWN = "(no source line recorded)"
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)')
 
 
@@ -96,11 +97,16 @@ def normal_dim(dim: object, ndim: int) -> int:
 def source_line(node: fx.Node) -> str:
     """The innermost line of the user's (or a model library's) code that made this node: `file:line in function`."""
     traces = [one.stack_trace for one in (node, *inner_nodes(node)) if one.stack_trace]
-    frames = [frame for frame in _frames(traces[0] if traces else None) if "/torch/" not in frame[0]]
+    frames = [frame for frame in _frames(traces[0] if traces else None) if _is_users(frame[0])]
     if not frames:
-        return "(no source line recorded)"
+        return UNKNOWN
     file, line, function = frames[-1]
     return f"{file}:{line} in {function}"
+
+
+def _is_users(file: str) -> bool:
+    """Neither torch's nor made by it, as the code of a graph (`<eval_with_key>.3`) is."""
+    return "/torch/" not in file and not file.startswith("<")
 
 
 def _frames(trace: str | None) -> Iterator[tuple[str, int, str]]:

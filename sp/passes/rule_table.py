@@ -22,6 +22,7 @@ from sp.passes.contraction_rules import biased
 from sp.passes.dim_rules import along, reading, reducing, summing
 from sp.passes.fxtools import op_name
 from sp.passes.refused_ops import REFUSED
+from sp.passes.rule_book import BOOK
 from sp.passes.rules import Refused, Rule, by_pattern, pointwise
 
 
@@ -189,6 +190,8 @@ def find_rule(node: fx.Node) -> Rule:
     name = op_name(node)
     if isinstance(node.target, torch._ops.OpOverload):
         assert not node.target._schema.is_mutable, f"normalize has refused {name}"
+        if registered := BOOK.find(name):
+            return registered
         if name in TABLE:
             return TABLE[name]
         if torch.Tag.pointwise in node.target.tags:

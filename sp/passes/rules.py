@@ -104,7 +104,7 @@ def rule_from(pattern: Pattern, case: Case) -> Ruling:
     if len(pattern.operands) < len(case.operands):
         raise Refused(f"its rule knows {len(pattern.operands)} operands, here are {len(case.operands)}", "add a rule")
     terms = zip(case.operands, pattern.operands, strict=False)
-    labels = [(operand, _labels(term, len(shape(operand)))) for operand, term in terms]
+    labels = [(operand, labels_of(term, len(shape(operand)))) for operand, term in terms]
     label = next(names[case.placement.dim] for operand, names in labels if operand is case.anchor)
     if label in pattern.whole:
         raise Refused(
@@ -116,11 +116,11 @@ def rule_from(pattern: Pattern, case: Case) -> Ruling:
         need = operand_need(case, operand, _place_of(label, names))
         if needs.setdefault(operand, need) != need:
             raise Refused(f"{operand.name} is needed as {needs[operand]} and as {need}", "use the sequence once")
-    dim = _place_of(label, _labels(pattern.result, len(shape(case.node))))
+    dim = _place_of(label, labels_of(pattern.result, len(shape(case.node))))
     return Ruling(Partial() if dim is None else replace(case.placement, dim=dim), needs)
 
 
-def _labels(term: tuple[str, ...], ndim: int) -> tuple[str, ...]:
+def labels_of(term: tuple[str, ...], ndim: int) -> tuple[str, ...]:
     """One label per dim; those under `...` count from its right end, which is how broadcasting aligns them."""
     open_ended = term[:1] == ("...",)
     if ndim < len(term) - open_ended or (ndim > len(term) and not open_ended):

@@ -62,13 +62,16 @@ def errors_between(run: Run, reference: Run) -> Errors:
 
 
 def relative_error(found: Tensor, right: Tensor, floor: float = 0.0) -> float:
-    """|found - right| / max(|right|, floor), in the 2-norm and in fp64; NaN where both are NaN counts as equal."""
+    """|found - right| / max(|right|, floor), in the 2-norm and in fp64, over what is finite on either side.
+
+    Equal infinities, and NaN on both sides, count as equal; anything else that is not finite is an infinite error."""
     assert found.shape == right.shape, f"{tuple(found.shape)} is not {tuple(right.shape)}"
-    found, right = found.detach(), right.detach()
-    difference = torch.where(found.isnan() & right.isnan(), 0.0, found.double() - right.double()).norm()
-    if difference.isnan():
+    found, right = found.detach().double(), right.detach().double()
+    same = (found == right) | (found.isnan() & right.isnan())
+    difference = torch.where(same, 0.0, found - right).norm()
+    if not difference.isfinite():
         return math.inf
-    scale = max(float(right.double().nan_to_num().norm()), floor)
+    scale = max(float(torch.where(right.isfinite(), right, 0.0).norm()), floor)
     return float(difference) / scale if scale else float(difference)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-import torch
 from torch import Tensor, fx, nn
 
 from sp.errors import UnsupportedModelError
@@ -33,6 +32,7 @@ from sp.program import Program
 from sp.show.naming import Naming
 from sp.strategy import find_strategy
 from sp.testing.cutting import Spread, symbols_of
+from sp.testing.drawing import draw
 from sp.testing.trial import WrongRuleError, run_whole, try_ruling
 
 __all__ = ["Verdict", "WrongRuleError", "check_program", "check_rule"]
@@ -98,7 +98,7 @@ def check_rule(
         raise ValueError(f"none of the lengths {list(lengths)} is within {low} … {high or '∞'}, for which {fn} holds")
     verdict = Verdict({})
     for length in fitting:
-        inputs = [_drawn(arg, dim, length) for arg, dim in zip(args, dims, strict=True)]
+        inputs = [draw(arg, dim, length) for arg, dim in zip(args, dims, strict=True)]
         verdict = check_program(program, inputs, world=world, layouts=layouts)
     return verdict
 
@@ -149,13 +149,3 @@ def _captured(fn: Callable[..., Any], args: Sequence[Tensor], dims: list[int | N
     kept = {call.names[number] for number in whole}
     ports = tuple(replace(port, local=port.dim is not None and port.name not in kept) for port in program.inputs)
     return replace(program, inputs=ports)
-
-
-def _drawn(example: Tensor, dim: int | None, length: int) -> Tensor:
-    """A tensor of that length whose elements are drawn from the example's."""
-    shape = list(example.shape)
-    if dim is not None:
-        shape[dim] = length
-    count = int(torch.Size(shape).numel())
-    drawn = example.flatten()[torch.randint(example.numel(), (count,))].reshape(shape)
-    return drawn * (1 + 1e-3 * torch.rand(shape)) if example.is_floating_point() else drawn

@@ -1,0 +1,237 @@
+"""Translation validation: the plain model and the transformed program, run side by side and compared.
+
+The transformed program is a translation, so it can be tried on any input without knowing what the model is for.  The
+trial is small: few tokens, a world of threads in this process, fp64.  It is the second net behind the proofs: a rule
+that is wrong, an op that does what its schema hides, a miscompiled graph come out here as a row of a table.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+
+from sp.errors import InputError, ValidationError
+from sp.executable import TURN, Executable, build
+from sp.options import Options
+from sp.passes.bind import bind
+from sp.passes.fxtools import is_parameter, result
+from sp.program import NOISE_SEED, Program
+from sp.program import Sequence as SequenceSize
+from sp.request import Lengths, Request
+from sp.runtime.comm import seat_name
+from sp.testing.drawing import draw
+from sp.testing.ranks import run_ranks
+from sp.validation.compare import compare
+from sp.validation.report import CheckReport, tolerance, worst_rows
+from sp.validation.sides import Seen, Side, Trial, Twin, observe, settled, standalone
+
+_TIMEOUT_S = 240.0
+_NOISE = 7  # the seed of dropouts
+
+
+def check_call(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    world: int,
+    *,
+    lengths: Sequence[int] | None = None,
+    dtype: torch.dtype | None = torch.float64,
+    length: int | None = None,
+) -> CheckReport:
+    """Try what `options` make of this call, on `world` ranks that are threads.  Nothing of `model` is changed.
+
+    args, kwargs: an example; what is tried has its structure, dtypes and elements, and other lengths.  lengths: None
+    takes two, one that divides over the ranks and one that does not.  dtype: None keeps the model's own.  length: the
+    global one where the example is one rank's shard.
+
+    Raises InputError when there is nothing to try, UnsupportedModelError when the model is refused, ValidationError
+    when the transformed program fails where the plain model does not."""
+    with TURN, _defaults():  # nobody traces while this runs: models do ask whether they are being traced
+        alone = replace(options, group="", local_inputs=False, outputs="global", compile=False, validate=False)
+        plain = standalone(model, dtype)
+        given = _Given.of(plain, args, kwargs, options, dtype)
+        whole = given.request.lengths if length is None else (length,)
+        executable = build(plain, given.untouched(plain, whole, alone), whole, alone)
+        tried = _lengths(executable.program.sequences, world, lengths)
+        trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
+        reference, right = _reference(executable, plain, given, trials)
+        found = _transformed(executable, plain, trials, world)
+    precision = _precision(executable.captured)
+    rows = [
+        row
+        for rank, seen in enumerate(found)
+        for trial, mine, whole in zip(trials, seen, right, strict=True)
+        for row in compare(mine, whole, precision, f"{trial.tokens}, rank {rank}")
+    ]
+    name, text = type(model).__name__, str(precision).removeprefix("torch.")
+    bound = tolerance(precision)
+    strategy = options.strategy.name
+    first = tuple(sizes[0] for sizes in tried)
+    return CheckReport(name, strategy, world, first, reference, text, bound, worst_rows(rows))
+
+
+@contextmanager
+def _defaults() -> Generator[None]:
+    """Gradients on and autocast off, whatever the caller's context: fp64 is nothing that autocast touches."""
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.random.fork_rng(devices=[]),
+    ):
+        yield
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The caller's example, in the precision of the check."""
+
+    request: Request
+
+    @staticmethod
+    def of(
+        model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, dtype: torch.dtype | None
+    ) -> _Given:
+        request = Request.of(model, args, kwargs, options.sequence_dim)
+        tensors = (settled(given, dtype).requires_grad_(given.requires_grad) for given in request.tensors)
+        return _Given(replace(request, tensors=tuple(tensors)))
+
+    def untouched(self, model: nn.Module, lengths: Lengths, options: Options) -> Request:
+        """The call with memory that nobody writes to: capture reads shapes and dtypes only."""
+        tensors: list[Tensor] = []
+        for given, dim, length in self._resized(lengths):
+            sizes = [length if dim == place else size for place, size in enumerate(given.shape)]
+            tensors.append(torch.empty(sizes, dtype=given.dtype, requires_grad=given.requires_grad))
+        args, kwargs = self.request.call.rebuild(tensors)
+        return Request.of(model, args, kwargs, options.sequence_dim)
+
+    def trial(self, lengths: Lengths, outputs: tuple[str, ...]) -> Trial:
+        """The call at other lengths, the same on every rank of every process."""
+        seed = zlib.crc32(f"{self.request.call.names} {lengths}".encode())
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [
+            draw(given.detach(), dim, length, generator).requires_grad_(given.requires_grad)
+            for given, dim, length in self._resized(lengths)
+        ]
+        return Trial(lengths, seed, self.request.call.names, tuple(drawn), outputs)
+
+    def _resized(self, lengths: Lengths) -> Iterator[tuple[Tensor, int | None, int]]:
+        """Each tensor of the example, where its sequence is, and how long that shall be."""
+        known = self.request.lengths
+        for given, dim in zip(self.request.tensors, self.request.dims, strict=True):
+            yield given, dim, lengths[0 if dim is None else known.index(given.shape[dim])]
+
+
+def _lengths(sequences: Sequence[SequenceSize], world: int, wanted: Sequence[int] | None) -> tuple[Lengths, ...]:
+    """For each trial, the lengths of all sequences: as asked for of the first one, and others for the others."""
+    first = _lengths_of(sequences[0], world, wanted)
+    others = [_lengths_of(sequence, world, None) for sequence in sequences[1:]]
+    return tuple(
+        (length, *(other[(number + place + 1) % len(other)] for place, other in enumerate(others)))
+        for number, length in enumerate(first)
+    )
+
+
+def _lengths_of(sequence: SequenceSize, world: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    """Those asked for, or the next multiple of the world with two tokens a rank, and one that is no multiple."""
+    least, most = max(sequence.shortest, world), sequence.longest
+    if wanted is None:
+        even = -(-max(least, 2 * world, 8) // world) * world
+        tried = [even, even + max(world - 1, 1)]
+        if most is not None and tried[-1] > most:
+            tried = [size for size in (most - 1, most) if size >= least]
+    else:
+        tried = list(wanted)
+    wrong = [size for size in tried if not least <= size <= (most or size)]
+    if wrong or not tried:
+        raise InputError(
+            f"lengths {wrong or tried} cannot be tried on {world} ranks",
+            needed=f"lengths from {least} to {most or '∞'}, for which this capture holds",
+        )
+    return tuple(tried)
+
+
+def _reference(
+    executable: Executable, plain: nn.Module, given: _Given, trials: Sequence[Trial]
+) -> tuple[str, list[Seen]]:
+    """What is right: the plain model, or, where it drops out, the transformed program in a world of one.
+
+    Such noise is a function of seed and place in the program, and of a generator's state in the plain model."""
+    if _is_random(executable.program):
+        alone = _bound_side(executable.program, plain, "")
+        return "the transformed program in a world of one: it draws random numbers", _observed(alone, trials)
+    twin = Twin.of(plain, plain)
+
+    def call(*tensors: Tensor) -> Sequence[Tensor]:
+        args, kwargs = given.request.call.rebuild(tensors)
+        return executable.outputs.flatten(twin.module(*args, **kwargs))
+
+    try:
+        return "the plain model", _observed(Side(call, twin.parameters, twin.buffers), trials)
+    except Exception as error:  # the model's own code, which may raise anything
+        raise InputError(
+            f"{type(plain).__name__} itself fails on inputs drawn from the example: {type(error).__name__}: {error}",
+            needed="a model that takes every tensor of this structure with elements of the example's",
+        ) from error
+
+
+def _transformed(executable: Executable, plain: nn.Module, trials: Sequence[Trial], world: int) -> list[list[Seen]]:
+    """What every rank sees."""
+
+    def rank(group: dist.ProcessGroup) -> list[Seen]:
+        return _observed(_bound_side(executable.program, plain, group.group_name), trials)
+
+    try:
+        return run_ranks(world, rank, timeout_s=_TIMEOUT_S)
+    except Exception as error:
+        raise ValidationError(
+            f"the transformed {type(plain).__name__} fails in a world of {world}: {type(error).__name__}: {error}",
+            needed="a program that runs wherever the plain model does",
+            remedy="please report it with this model; do not train with it",
+        ) from error
+
+
+def _bound_side(program: Program, plain: nn.Module, group: str) -> Side:
+    """A rank's program over parameters of its own."""
+    twin = Twin.of(program.graph_module, plain)
+    module = cast(fx.GraphModule, twin.module)
+    bound = bind(replace(program, graph_module=module), seat_name(group))
+    added = [torch.tensor(_NOISE)] if _is_random(program) else []
+
+    def call(*tensors: Tensor) -> Sequence[Tensor]:
+        return bound(*tensors, *added)
+
+    return Side(call, twin.parameters, twin.buffers)
+
+
+def _observed(side: Side, trials: Sequence[Trial]) -> list[Seen]:
+    """In order, on one copy of the model: what a call leaves behind (buffers, counters) the next one finds."""
+    return [observe(side, trial) for trial in trials]
+
+
+def _is_random(program: Program) -> bool:
+    return any(port.name == NOISE_SEED for port in program.inputs)
+
+
+def _precision(program: Program) -> torch.dtype:
+    """The coarsest floating dtype in which something is computed that depends on parameters or floating inputs."""
+    reached: set[fx.Node] = set()
+    dtypes: list[torch.dtype] = []
+    for node in program.graph.nodes:
+        value = result(node)
+        if value is None or not (value.is_floating_point() or value.is_complex()):
+            continue
+        source = node.op == "placeholder" or is_parameter(node)
+        if source or any(operand in reached for operand in node.all_input_nodes):
+            reached.add(node)
+            dtypes.append(value.dtype.to_real())
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
