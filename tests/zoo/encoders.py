@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import transformers as hf
 from torch import Tensor, nn
 
 from tests.zoo.decoders import EAGER, TEXT, TOKENS, model
@@ -14,22 +13,48 @@ from tests.zoo.family import BATCH, VOCAB, WIDTH, Family, Inputs, class_labels, 
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 BERT = {**TEXT, **QUIET, "pad_token_id": 0}
 MODERN = {
-    **{**TEXT, "global_attn_every_n_layers": 2, "local_attention": 8},
-    **{"layer_types": ["full_attention", "sliding_attention"], "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
-    **{"attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0},
+    **TEXT,
+    "global_attn_every_n_layers": 2,
+    "local_attention": 8,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "pad_token_id": 0,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "attention_dropout": 0.0,
+    "embedding_dropout": 0.0,
+    "mlp_dropout": 0.0,
 }
 DEBERTA = {**BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 SEQ2SEQ: dict[str, Any] = {
-    **{"vocab_size": VOCAB, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2},
-    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
-    **{"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0},
-    **{**TOKENS, "pad_token_id": 0, "decoder_start_token_id": 1},
+    "vocab_size": VOCAB,
+    "d_model": WIDTH,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    **TOKENS,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 1,
 }
 BART = {**SEQ2SEQ, "max_position_embeddings": 128, "forced_eos_token_id": None}
 T5 = {
-    **{"vocab_size": VOCAB, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
-    **{"dropout_rate": 0.0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16},
-    **{"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    "vocab_size": VOCAB,
+    "d_model": WIDTH,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
 }
 WHISPER = {**SEQ2SEQ, "max_target_positions": 128, "max_source_positions": 16, "num_mel_bins": 8}
 VIT = {**TEXT, **QUIET, "image_size": 8, "patch_size": 2}
@@ -39,6 +64,11 @@ FRAMES = 10
 def both_sides(length: int) -> dict[str, Tensor]:
     """Ids for the encoder and, as many, for the decoder."""
     return {**ids(length), "decoder_input_ids": ids(length + 100)["input_ids"][:, :length]}
+
+
+def unlike_sides(length: int) -> dict[str, Tensor]:
+    """As `both_sides`, from a source of three quarters of the length."""
+    return {**both_sides(length), **ids(length * 3 // 4)}
 
 
 def decoder_ids(length: int) -> dict[str, Any]:
@@ -84,6 +114,13 @@ ENCODERS = (
 SEQ2SEQS = (
     Family("T5", model("T5ForConditionalGeneration", "T5Config", T5), both_sides, token_labels()),
     Family("BART", model("BartForConditionalGeneration", "BartConfig", BART), both_sides, token_labels()),
+    Family(
+        "BART (unlike lengths)",
+        model("BartForConditionalGeneration", "BartConfig", BART),
+        unlike_sides,
+        token_labels(),
+        mask=False,
+    ),
     Family(
         "Whisper (decoder)",
         model("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),

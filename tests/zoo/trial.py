@@ -5,6 +5,7 @@ The answer is an Outcome.  "exact" and "refused" are good answers; "wrong" and "
 from __future__ import annotations
 
 import copy
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,8 +23,8 @@ from sp.testing.compare import Errors, errors_between, run_once
 from sp.testing.ranks import run_ranks
 from tests.zoo.family import BATCH, Family
 
-Variant = Literal["plain", "labels", "mask"]
-VARIANTS: tuple[Variant, ...] = ("plain", "labels", "mask")
+Variant = Literal["plain", "labels", "mask", "padding"]
+VARIANTS: tuple[Variant, ...] = ("plain", "labels", "mask", "padding")
 LENGTHS = (24, 23)
 # transformers' models compute norms, softmax and loss in fp32 whatever their dtype; in doubles nothing hides.
 AS_IT_IS_BOUND, IN_DOUBLES_BOUND = 5e-6, 1e-10
@@ -31,11 +32,14 @@ AS_IT_IS_BOUND, IN_DOUBLES_BOUND = 5e-6, 1e-10
 
 @dataclass(frozen=True)
 class Outcome:
-    """error: the largest relative one among outputs and gradients.  text: why, or where the largest error is."""
+    """error: the largest relative one among outputs and gradients.  text: the message, or where the largest error is.
+
+    reasons: of a refusal, each once and without names that differ from graph to graph."""
 
     verdict: Literal["exact", "refused", "wrong", "crash"]
     error: float = 0.0
     text: str = ""
+    reasons: tuple[str, ...] = ()
 
 
 class InDoubles(TorchFunctionMode):
@@ -67,19 +71,21 @@ def make(family: Family) -> nn.Module:
 
 def variants(family: Family) -> tuple[Variant, ...]:
     """The variants that this family knows."""
-    known = {"plain": True, "labels": family.labels is not None, "mask": family.mask}
+    known = {"plain": True, "labels": family.labels is not None, "mask": family.mask, "padding": family.mask}
     return tuple(variant for variant in VARIANTS if known[variant])
 
 
 def call(family: Family, variant: Variant, length: int) -> dict[str, Any]:
-    """The keyword arguments of one call."""
-    extra: Mapping[str, Tensor] = {}
+    """The keyword arguments of one call.  "mask" hides nothing; "padding" hides the last third of the first row."""
+    if variant == "plain":
+        return family.inputs(length)
     if variant == "labels":
         assert family.labels is not None
-        extra = family.labels(length)
-    if variant == "mask":
-        extra = {"attention_mask": torch.ones(BATCH, length, dtype=torch.long)}
-    return {**family.inputs(length), **extra}
+        return {**family.inputs(length), **family.labels(length)}
+    mask = torch.ones(BATCH, length, dtype=torch.long)
+    if variant == "padding":
+        mask[0, length * 2 // 3 :] = 0
+    return {**family.inputs(length), "attention_mask": mask}
 
 
 def try_family(
@@ -107,8 +113,8 @@ def try_family(
 
     try:
         found = [errors for ranks in run_ranks(world, rank) for errors in ranks]
-    except sp.SpError as error:
-        return Outcome("refused", text=str(error))
+    except (sp.UnsupportedModelError, sp.InputError) as error:
+        return Outcome("refused", text=str(error), reasons=_reasons(error))
     except Exception:  # noqa: BLE001  (whatever else escapes is what the zoo looks for)
         return Outcome("crash", text=traceback.format_exc())
     return _judged(found, IN_DOUBLES_BOUND if in_doubles else AS_IT_IS_BOUND)
@@ -119,6 +125,23 @@ def sequence_dims(family: Family, kwargs: Mapping[str, Any]) -> int | Mapping[st
     if isinstance(family.sequence_dim, int):
         return family.sequence_dim
     return {name: dim for name, dim in family.sequence_dim.items() if name in kwargs}
+
+
+def _reasons(error: sp.SpError) -> tuple[str, ...]:
+    refusals = error.refusals if isinstance(error, sp.UnsupportedModelError) else ()
+    if not refusals:
+        return (_plain(str(error).splitlines()[0]),)
+    return tuple(dict.fromkeys(_plain(f"`{_op(refusal.node)}`: {refusal.why}") for refusal in refusals))
+
+
+def _op(node: str) -> str:
+    """`add_: aten.add_(matmul_3, matmul_1)  in transformer.h.0`  →  `aten.add_`."""
+    found = re.search(r": ([\w.]+)\(", node)
+    return found[1] if found else node
+
+
+def _plain(why: str) -> str:
+    return re.sub(r"\bs\d+\b", "S", re.sub(r"( of shape)? \(.*\)$", "", why))
 
 
 def _precision(in_doubles: bool) -> AbstractContextManager[object]:
