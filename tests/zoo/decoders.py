@@ -77,8 +77,12 @@ MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_he
 ROUTED = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 16}
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8, "mamba_expand": 2}
 
+MIXTRAL = {**GROUPED, **MOE, "num_local_experts": 4}
+
 MIXTURES = (
-    decoder("Mixtral", "Mixtral", {**GROUPED, **MOE, "num_local_experts": 4}, **EXPERTS),
+    decoder("Mixtral", "Mixtral", MIXTRAL, **EXPERTS),
+    # Its loss multiplies two means over all tokens: no sum over the ranks' own losses gives that.
+    decoder("Mixtral (router loss)", "Mixtral", {**MIXTRAL, "output_router_logits": True}, **EXPERTS),
     decoder("Qwen3-MoE", "Qwen3Moe", {**HEADS_OF_8, **MOE, "num_experts": 4, "moe_intermediate_size": 16}, **EXPERTS),
     decoder(
         "DeepSeek-V3",
