@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import transformers as hf
@@ -23,24 +24,27 @@ GROUPED = {**TEXT, "num_key_value_heads": 2}
 HEADS_OF_8 = {**GROUPED, "head_dim": 8}
 STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 GPT2 = {"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 128, **STILL, **TOKENS}
-# The experts of "grouped_mm" and "eager" are called with as many tokens as were routed to them: no export.
-EXPERTS = {"experts_implementation": "batched_mm"}
-EAGER = {"attn_implementation": "eager"}  # these do not offer sdpa
+SDPA = {"attn_implementation": "sdpa"}
+EAGER = {"attn_implementation": "eager"}  # of models that offer no other
+# Every token by itself.  "grouped_mm" sorts all tokens by expert and knows no fp64; the loop of "eager" depends on data.
+EXPERTS = {**SDPA, "experts_implementation": "batched_mm"}
 MOE = {"num_experts_per_tok": 2}
 
 
-def model(kind: str, config: str, sizes: dict[str, Any], **options: Any) -> Any:
-    """A builder of `hf.<kind>` from `hf.<config>(**sizes)`."""
+def model(
+    kind: str, config: str, sizes: Mapping[str, Any], options: Mapping[str, str] = SDPA
+) -> Callable[[], nn.Module]:
+    """A builder of `hf.<kind>` from `hf.<config>(**sizes)`; options choose among its implementations."""
 
     def build() -> nn.Module:
-        return getattr(hf, kind)(getattr(hf, config)(**sizes, **{"attn_implementation": "sdpa", **options}))
+        return getattr(hf, kind)(getattr(hf, config)(**sizes, **options))
 
     return build
 
 
-def decoder(name: str, stem: str, sizes: dict[str, Any], **options: Any) -> Family:
+def decoder(name: str, stem: str, sizes: Mapping[str, Any], options: Mapping[str, str] = SDPA) -> Family:
     """A causal language model called `<stem>ForCausalLM`."""
-    return Family(name, model(f"{stem}ForCausalLM", f"{stem}Config", sizes, **options), ids, token_labels())
+    return Family(name, model(f"{stem}ForCausalLM", f"{stem}Config", sizes, options), ids, token_labels())
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -54,7 +58,7 @@ DENSE = (
     decoder("Qwen3", "Qwen3", HEADS_OF_8),
     decoder("Mistral", "Mistral", {**GROUPED, "sliding_window": None}),
     decoder("Mistral (window)", "Mistral", {**GROUPED, **WINDOW}),
-    decoder("Gemma 2", "Gemma2", {**HEADS_OF_8, **WINDOW, **BOTH, "query_pre_attn_scalar": 8}, **EAGER),
+    decoder("Gemma 2", "Gemma2", {**HEADS_OF_8, **WINDOW, **BOTH, "query_pre_attn_scalar": 8}, EAGER),
     Family(
         "Gemma 3",
         model("Gemma3ForCausalLM", "Gemma3TextConfig", {**HEADS_OF_8, **WINDOW, **BOTH, "query_pre_attn_scalar": 8}),
@@ -80,17 +84,22 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chun
 MIXTRAL = {**GROUPED, **MOE, "num_local_experts": 4}
 
 MIXTURES = (
-    decoder("Mixtral", "Mixtral", MIXTRAL, **EXPERTS),
+    decoder("Mixtral", "Mixtral", MIXTRAL, EXPERTS),
     # Its loss multiplies two means over all tokens: no sum over the ranks' own losses gives that.
-    decoder("Mixtral (router loss)", "Mixtral", {**MIXTRAL, "output_router_logits": True}, **EXPERTS),
-    decoder("Qwen3-MoE", "Qwen3Moe", {**HEADS_OF_8, **MOE, "num_experts": 4, "moe_intermediate_size": 16}, **EXPERTS),
+    decoder("Mixtral (router loss)", "Mixtral", {**MIXTRAL, "output_router_logits": True}, EXPERTS),
+    decoder(
+        "Qwen3-MoE",
+        "Qwen3Moe",
+        {**HEADS_OF_8, **MOE, "num_experts": 4, "moe_intermediate_size": 16},
+        EXPERTS,
+    ),
     decoder(
         "DeepSeek-V3",
         "DeepseekV3",
         {**TEXT, **MOE, **MLA, **ROUTED, "num_key_value_heads": 4, "first_k_dense_replace": 1},
-        **EXPERTS,
+        EXPERTS,
     ),
-    decoder("GPT-OSS", "GptOss", {**HEADS_OF_8, **MOE, **WINDOW, **BOTH, "num_local_experts": 4}, **EXPERTS, **EAGER),
+    decoder("GPT-OSS", "GptOss", {**HEADS_OF_8, **MOE, **WINDOW, **BOTH, "num_local_experts": 4}, {**EXPERTS, **EAGER}),
 )
 
 STATE_SPACES = (
@@ -108,7 +117,7 @@ STATE_SPACES = (
             "chunk_size": 8,
             **TOKENS,
         },
-        **EAGER,
+        EAGER,
     ),
     decoder("Bamba", "Bamba", {**GROUPED, **MAMBA, "attn_layer_indices": [1]}),
 )

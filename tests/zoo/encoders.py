@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tests.zoo.decoders import EAGER, TEXT, TOKENS, model
+from tests.zoo.decoders import EAGER, SDPA, TEXT, TOKENS, model
 from tests.zoo.family import BATCH, VOCAB, WIDTH, Family, Inputs, class_labels, ids, seeded, states, token_labels
 
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -93,8 +94,10 @@ class ViTTrunk(nn.Module):
         return hidden_states
 
 
-def encoder(name: str, kind: str, config: str, sizes: dict[str, Any], labels: Inputs, **options: Any) -> Family:
-    return Family(name, model(kind, config, sizes, **options), ids, labels)
+def encoder(
+    name: str, kind: str, config: str, sizes: Mapping[str, Any], labels: Inputs, options: Mapping[str, str] = SDPA
+) -> Family:
+    return Family(name, model(kind, config, sizes, options), ids, labels)
 
 
 ENCODERS = (
@@ -108,7 +111,7 @@ ENCODERS = (
     ),
     encoder("RoBERTa (MLM)", "RobertaForMaskedLM", "RobertaConfig", BERT, token_labels()),
     encoder("ModernBERT (MLM)", "ModernBertForMaskedLM", "ModernBertConfig", MODERN, token_labels()),
-    encoder("DeBERTa-v2 (MLM)", "DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA, token_labels(), **EAGER),
+    encoder("DeBERTa-v2 (MLM)", "DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA, token_labels(), EAGER),
     Family("ViT (trunk)", ViTTrunk, states("hidden_states"), mask=False),
 )
 SEQ2SEQS = (

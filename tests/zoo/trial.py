@@ -27,6 +27,7 @@ Variant = Literal["plain", "labels", "mask", "padding"]
 VARIANTS: tuple[Variant, ...] = ("plain", "labels", "mask", "padding")
 LENGTHS = (24, 23)
 # transformers' models compute norms, softmax and loss in fp32 whatever their dtype; in doubles nothing hides.
+# Round-off of 1e-17 in a gradient that should be zero counts as 1e-11: sp.testing.compare has the floor for it.
 AS_IT_IS_BOUND, IN_DOUBLES_BOUND = 5e-6, 1e-10
 
 
