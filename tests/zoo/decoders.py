@@ -26,7 +26,7 @@ STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 GPT2 = {"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 128, **STILL, **TOKENS}
 SDPA = {"attn_implementation": "sdpa"}
 EAGER = {"attn_implementation": "eager"}  # of models that offer no other
-# Every token by itself.  "grouped_mm" sorts all tokens by expert and knows no fp64; the loop of "eager" depends on data.
+# Every token by itself: "grouped_mm" sorts tokens by expert and knows no fp64, the loop of "eager" depends on data.
 EXPERTS = {**SDPA, "experts_implementation": "batched_mm"}
 MOE = {"num_experts_per_tok": 2}
 
