@@ -10,7 +10,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint format bench golden clean
+.PHONY: help demo test test-slow lint format bench golden zoo clean
 
 help:  ## Print this table
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -40,12 +40,15 @@ bench: $(VENV)/.examples  ## Measure attention on 2 ranks, the bound beside each
 golden: $(VENV)/.dev  ## Write the golden files anew; read the diff before you commit it
 	$(BIN)/python -m pytest -m "not slow" --update-golden $(ARGS)
 
+zoo: $(VENV)/.dev  ## Write docs/zoo.md anew, or the rows of some families: ARGS="Llama 'Qwen2 (window)'"
+	$(BIN)/python -m tests.zoo.table $(ARGS)
+
 clean:  ## Delete caches, builds and what the examples wrote; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out examples/out benchmarks/out
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # Many ranks share the cores of one machine: a thread each, unless the caller says otherwise.
-test test-slow golden: export OMP_NUM_THREADS ?= 1
+test test-slow golden zoo: export OMP_NUM_THREADS ?= 1
 
 # Installed once: each stamp is older than what it was made from only when there is something to install.
 # pip is the last file that venv writes, so a venv cut short is made again.
