@@ -25,7 +25,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sp.errors import Refusal, UnsupportedModelError
+from sp.errors import Refusal
 from sp.passes.fxtools import refusal, tensor, tensor_operands
 from sp.passes.modes import is_quiet, modes_of
 from sp.program import Program
@@ -51,11 +51,9 @@ class Autocast:
     def run(self, program: Program) -> Program:
         caster = _Caster({}, {})
         nodes = [node for node in program.graph.nodes if _may_cast(node)]
-        refusals = [refused for node in nodes if (refused := caster.visit(node)) is not None]
-        if refusals:
-            raise UnsupportedModelError("autocast casts inside of ops", refusals=refusals)
+        refused = {node.name: why for node in nodes if (why := caster.visit(node)) is not None}
         program.graph_module.recompile()
-        return program.note(self.name, f"{caster.count} casts of autocast written out")
+        return program.refuse(refused).note(self.name, f"{caster.count} casts of autocast written out")
 
     def check(self, program: Program) -> None:
         del program  # `visit` compares

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from sp.errors import Refusal, UnsupportedModelError
+from sp.errors import Refusal
 from sp.passes.aliases import Lenses, NoLensError, changes_in_place, is_same, parent_of, storages
 from sp.passes.functional_forms import OUT_OF_PLACE, Forms, RefusedChangeError
 from sp.passes.fxtools import attribute, op_name, refusal, tensor
@@ -46,15 +46,15 @@ class Functionalize:
         rewriter = _Rewriter(program, changes)
         for node in list(program.graph.nodes):
             rewriter.visit(node)
-        if rewriter.refusals:
-            raise UnsupportedModelError("values are changed in place", refusals=rewriter.refusals)
         for node in reversed(changes):
-            program.graph.erase_node(node)
+            if node.name not in rewriter.refused:
+                program.graph.erase_node(node)
         program.graph_module.recompile()
-        return program.note(self.name, f"{len(changes)} changes in place made new values")
+        text = f"{len(changes) - len(rewriter.refused)} changes in place made new values"
+        return program.refuse(rewriter.refused).note(self.name, text)
 
     def check(self, program: Program) -> None:
-        left = [node for node in program.graph.nodes if changes_in_place(node)]
+        left = [node for node in program.graph.nodes if changes_in_place(node) and node.name not in program.refused]
         assert not left, f"functionalize left {left}"
 
 
@@ -77,7 +77,7 @@ class _Rewriter:
         self.now: dict[fx.Node, tuple[int, fx.Node]] = {}
         self.split_at: dict[fx.Node, int] = {}
         self.shared = _shared_by_strangers(self.roots)
-        self.refusals: list[Refusal] = []
+        self.refused: dict[str, Refusal] = {}
         self.gradients = Gradients(stop_at_quiet=True)
         same = frozenset(node for node in program.graph.nodes if is_same(node))
         sizes = Sizes(program)
@@ -131,9 +131,9 @@ class _Rewriter:
                 value, scalar = self.forms.value(node, self.read(target))
                 self._write(target, value, scalar)
         except NoLensError as error:
-            self.refusals.append(refusal(node, f"it changes a value in place, through {error}", OUT_OF_PLACE))
+            self.refused[node.name] = refusal(node, f"it changes a value in place, through {error}", OUT_OF_PLACE)
         except RefusedChangeError as error:
-            self.refusals.append(refusal(node, error.why, error.remedy))
+            self.refused[node.name] = refusal(node, error.why, error.remedy)
 
     def _target(self, node: fx.Node) -> fx.Node:
         """The value that an op changes; raises RefusedChangeError if it may not."""

@@ -19,7 +19,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from sp.errors import UnsupportedModelError
+from sp.errors import Refusal
 from sp.passes.fxtools import expression, inner_nodes, op_name, positional, refusal, tensor
 from sp.passes.sizes import Sizes
 from sp.passes.synonyms import rewrite_synonym
@@ -49,23 +49,25 @@ class Normalize:
             else:
                 rewrite_synonym(node, sizes)
         program.graph.eliminate_dead_code()
-        _refuse_in_place(program)
         program.graph_module.recompile()
         after = len(program.graph.nodes)
-        return program.note(self.name, f"{before} nodes to {after}: assertions, idle slices, casts and dropouts erased")
+        text = f"{before} nodes to {after}: assertions, idle slices, casts and dropouts erased"
+        return program.refuse(_in_place(program)).note(self.name, text)
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) in ERASED]
         assert not left, f"normalize left {left}"
 
 
-def _refuse_in_place(program: Program) -> None:
+def _in_place(program: Program) -> dict[str, Refusal]:
     """`mask[:, 0] = 1` would change what the index algebra has read off the line that made `mask`."""
     mutable = [node for node in program.graph.nodes if any(_is_mutable(one) for one in (node, *inner_nodes(node)))]
-    if mutable:
-        remedy = "write it out of place (x = x + y for x += y, torch.where for x[...] = y)"
-        refusals = [refusal(node, "it changes its operand in place", remedy) for node in mutable]
-        raise UnsupportedModelError("values are changed in place", refusals=refusals)
+    remedy = "write it out of place (x = x + y for x += y, torch.where for x[...] = y)"
+    return {
+        node.name: refusal(node, "it changes its operand in place", remedy)
+        for node in mutable
+        if node.name not in program.refused
+    }
 
 
 def _is_mutable(node: fx.Node) -> bool:
