@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
-from sp.passes.modes import autocast_now
+from sp.passes.modes import without_autocast
 from sp.program import Program
 from sp.request import Request
 from sp.runtime.comm import seat_name
@@ -53,9 +53,7 @@ class Executable:
         carried = [torch.empty(length, 0)] if len(self.program.inputs) > len(tensors) else []
         self.calls += 1
         self.length = length
-        with ExitStack() as stack:
-            for device, _ in autocast_now():  # the graph has the caller's casts already
-                stack.enter_context(torch.autocast(device, enabled=False))
+        with without_autocast():  # the graph has the caller's casts already
             return self.outputs.rebuild(self.run(*tensors, *carried))
 
 
