@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
-from sp.passes.modes import autocast_now
+from sp.passes.modes import without_autocast
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
 from sp.runtime.comm import seat_name
@@ -62,9 +62,7 @@ class Executable:
         self.lengths = lengths
         carried = {LENGTH_CARRIER: torch.empty(lengths[0], 0), NOISE_SEED: seed}
         added = [carried[port.name] for port in self.program.inputs if port.is_added]
-        with ExitStack() as stack:
-            for device, _ in autocast_now():  # the graph has the caller's casts already
-                stack.enter_context(torch.autocast(device, enabled=False))
+        with without_autocast():  # the graph has the caller's casts already
             return self.outputs.rebuild(self.run(*request.tensors, *added))
 
 

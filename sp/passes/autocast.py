@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sp.errors import Refusal
 from sp.passes.fxtools import refusal, tensor, tensor_operands
-from sp.passes.modes import is_quiet, modes_of
+from sp.passes.modes import is_quiet, modes_of, without_autocast
 from sp.program import Program
 
 aten = torch.ops.aten
@@ -113,27 +113,38 @@ class _Caster:
 
 def find_casts(node: fx.Node, autocast: Autocasts) -> Casts | None:
     """What autocast does to this op, None if no cast of its operands comes to the same."""
-    widest = max((operand.meta["val"].dtype for operand in filter(_floats, tensor_operands(node))), key=_width)
-    lowered = [Casts(dtype) for _, dtype in autocast]
-    ways = [*lowered, Casts(_FULL), Casts(widest)]
-    schema = node.target._schema  # type: ignore[union-attr]
+    right = _kernels(node, Casts(), autocast)
+    dtypes = {operand.meta["val"].dtype for operand in tensor_operands(node) if _floats(operand)}
+    plain = not right.casts or (len(dtypes) == 1 and _kernels(node, Casts(), ()) == right)
+    if plain:  # `to` casts, too, but not for autocast's sake
+        return Casts()
+    ways = [*(Casts(dtype) for _, dtype in autocast), Casts(_FULL), Casts(max(dtypes, key=_width))]
+    schema: Any = cast(Any, node.target)._schema
     if any(argument.name == "dtype" for argument in schema.arguments) and node.kwargs.get("dtype") is None:
         ways.append(Casts(argument=True))
-    right = _kernels(node, Casts(), autocast)
-    ways.append(Casts())  # last: operands of mixed dtypes make torch log an error
-    return next((way for way in ways if _kernels(node, way, ()) == right), None)
+    if len(dtypes) > 1:
+        ways.append(Casts())  # last: operands of mixed dtypes make torch log an error
+    return next((way for way in ways if _kernels(node, way, ()).kernels == right.kernels), None)
 
 
 def _width(dtype: torch.dtype) -> int:
     return dtype.itemsize
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What an op came down to: kernels with the dtypes of their operands, the casts between them."""
+
+    kernels: list[str]
+    casts: list[str]
+
+
 class _Kernels(TorchDispatchMode):
-    """Notes which ops run and on which dtypes; casts are not noted."""
+    """Notes which ops run and on which dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.noted: list[str] = []
+        self.noted = _Run([], [])
 
     def __torch_dispatch__(
         self,
@@ -142,16 +153,17 @@ class _Kernels(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is not aten._to_copy.default and func.namespace != "prim":  # prim: questions about devices
+        if func.namespace != "prim":  # questions about devices
             leaves = pytree.tree_leaves((args, kwargs))
             seen = [leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            self.noted.append(f"{func} {seen}")
+            noted = self.noted.casts if func is aten._to_copy.default else self.noted.kernels
+            noted.append(f"{func} {seen}")
         return func(*args, **(kwargs or {}))
 
 
-def _kernels(node: fx.Node, casts: Casts, autocast: Autocasts) -> list[str] | str:
+def _kernels(node: fx.Node, casts: Casts, autocast: Autocasts) -> _Run:
     """What an op comes down to, with operands cast by hand and under autocast; the result's dtype comes last."""
-    with FakeTensorMode(), torch.no_grad(), ExitStack() as stack:
+    with FakeTensorMode(), torch.no_grad(), without_autocast(), ExitStack() as stack:
         args, kwargs = map_arg((node.args, node.kwargs), _standing_in(casts))
         if casts.argument:
             kwargs = {**kwargs, "dtype": _FULL}
@@ -161,9 +173,10 @@ def _kernels(node: fx.Node, casts: Casts, autocast: Autocasts) -> list[str] | st
         try:
             made = node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # these dtypes do not go together
-            return f"{type(error).__name__}"
+            return _Run([type(error).__name__], [])
         dtypes = [leaf.dtype for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
-    return [*log.noted, str(dtypes)]
+    log.noted.kernels.append(str(dtypes))
+    return log.noted
 
 
 def _standing_in(casts: Casts) -> Callable[[fx.Node], Any]:

@@ -28,6 +28,7 @@ from sp.errors import Refusal
 from sp.passes.aliases import Lenses, NoLensError, changes_in_place, is_same, parent_of, storages
 from sp.passes.functional_forms import OUT_OF_PLACE, Forms, RefusedChangeError
 from sp.passes.fxtools import attribute, op_name, refusal, tensor
+from sp.passes.modes import without_autocast
 from sp.passes.no_grad import Gradients, quiet
 from sp.passes.sizes import Sizes
 from sp.program import Program
@@ -191,7 +192,7 @@ class _Rewriter:
             if key in self.source.meta
         }
         values, named = map_arg((made.args, made.kwargs), _traced)
-        with self.tracing, torch.no_grad():
+        with self.tracing, torch.no_grad(), without_autocast():
             made.meta["val"] = target(*values, **named)
         self.roots[made] = made
         self.gradients(made)

@@ -4,6 +4,7 @@
     expand    = aten.expand(unsqueeze, [B, G, n, S, D])
     reshape   = aten.reshape(expand, [B, G*n, S, D])        →  k
     repeat    = aten.repeat_interleave(k, n, 1)             →  k
+    to        = aten.to(reshape, torch.bfloat16)            →  aten.to(k, torch.bfloat16)
 
 Both put copies of one head side by side, which is how grouped attention reads them: query head h uses key head h // n.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import fx
 
 from sp.passes.fxtools import normal_dim, op_name, positional, shape
@@ -28,11 +30,25 @@ def ungroup(query: fx.Node, key: fx.Node, value: fx.Node, enable_gqa: bool) -> t
     if bare_key is None or bare_value is None or shape(bare_key)[1] != shape(bare_value)[1]:
         return key, value, "as many key heads as query heads"
     repeats = shape(query)[1] / shape(bare_key)[1]
+    bare_key, bare_value = _cast_like(bare_key, key), _cast_like(bare_value, value)
     return bare_key, bare_value, f"repeated {repeats} × in the graph"
 
 
+def _cast_like(bare: fx.Node, repeated: fx.Node) -> fx.Node:
+    """What autocast casts after the repetition."""
+    dtype = repeated.meta["val"].dtype
+    if bare.meta["val"].dtype == dtype:
+        return bare
+    with repeated.graph.inserting_after(repeated):
+        cast_bare = repeated.graph.call_function(torch.ops.aten.to.dtype, (bare, dtype))
+    cast_bare.meta = {**repeated.meta, "val": bare.meta["val"].to(dtype)}
+    return cast_bare
+
+
 def unrepeated(node: fx.Node) -> fx.Node | None:
-    """The value whose heads (dim 1) this one repeats side by side, None if it repeats nothing."""
+    """The value whose heads (dim 1) this one repeats side by side, up to its dtype; None if it repeats nothing."""
+    if op_name(node) == "aten.to":
+        node = cast(fx.Node, node.args[0])  # one cast, which `_cast_like` makes again
     while op_name(node) in _COPIES:
         node = cast(fx.Node, node.args[0])
     if op_name(node) == "aten.repeat_interleave":

@@ -8,7 +8,8 @@ the modes that were in effect when the model called it, and what has no function
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -37,6 +38,15 @@ class Modes:
 
 def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     return tuple((device, torch.get_autocast_dtype(device)) for device in DEVICES if torch.is_autocast_enabled(device))
+
+
+@contextmanager
+def without_autocast() -> Generator[None]:
+    """For what says its casts itself."""
+    with ExitStack() as stack:
+        for device, _ in autocast_now():
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 class Watch(TorchFunctionMode):

@@ -27,6 +27,8 @@ GROUPED: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
         2,
         lambda x: sdpa(x, *(x[:, :2, None].expand(-1, -1, 2, -1, -1).clone().view(x.shape) for _ in "kv")),
     ),
+    "cast afterwards": (2, lambda x: sdpa(x.double(), *(expanded(x[:, :2], 2).double() for _ in "kv")).float()),
+    "cast twice": (4, lambda x: sdpa(x, *(expanded(x[:, :2], 2).bfloat16().float() for _ in "kv"))),
     "one head": (1, lambda x: sdpa(x, expanded(x[:, :1], 4), expanded(x[:, :1], 4))),
     "repeat_interleave": (2, lambda x: sdpa(x, *(x[:, :2].repeat_interleave(2, 1) for _ in "kv"))),
     "repeat_interleave, negative dim": (2, lambda x: sdpa(x, *(x[:, :2].repeat_interleave(2, dim=-3) for _ in "kv"))),
