@@ -188,5 +188,5 @@ REWRITES: Mapping[str, Rewrite] = {
     **_each("mse_loss l1_loss smooth_l1_loss huber_loss kl_div soft_margin_loss poisson_nll_loss", _element_loss),
     **_each("binary_cross_entropy binary_cross_entropy_with_logits", _element_loss),
     **_each("margin_ranking_loss hinge_embedding_loss triplet_margin_loss cosine_embedding_loss", _element_loss),
-    **_each("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _class_loss),
+    **_each("cross_entropy_loss nll_loss nll_loss_nd", _class_loss),
 }

@@ -73,7 +73,7 @@ _REFUSED: Mapping[str, Reason] = {
     **_each("replication_pad1d replication_pad2d replication_pad3d", _WINDOW),
     **_each("_adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward native_group_norm", _LOWERED),
     **_each("_native_batch_norm_legit _native_batch_norm_legit_no_training", _LOWERED),
-    **_each("_fft_c2r _fft_r2c _fft_c2c native_dropout", _LOWERED),
+    **_each("_fft_c2r _fft_r2c _fft_c2c native_dropout nll_loss2d", _LOWERED),
     **_each("embedding_dense_backward convolution_backward avg_pool2d_backward", _GRADIENT),
     **_each("_adaptive_avg_pool2d_backward max_pool2d_with_indices_backward", _GRADIENT),
     **_each("native_group_norm_backward native_layer_norm_backward", _GRADIENT),

@@ -150,7 +150,7 @@ LOSSES: Mapping[str, Rule] = {
     **_each("binary_cross_entropy binary_cross_entropy_with_logits", losses.per_element),
     **_each("poisson_nll_loss margin_ranking_loss hinge_embedding_loss", losses.per_element),
     **_each("triplet_margin_loss cosine_embedding_loss", losses.per_vector),
-    **_each("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", losses.per_class),
+    **_each("cross_entropy_loss nll_loss nll_loss_nd", losses.per_class),
 }
 
 # Pointwise ops that torch does not tag: copies, casts, complex numbers, …
