@@ -30,7 +30,7 @@ from sp.testing.drawing import draw
 from sp.testing.ranks import run_ranks
 from sp.validation.compare import compare
 from sp.validation.report import CheckReport, tolerance, worst_rows
-from sp.validation.sides import Seen, Side, Trial, Twin, observe, settled, standalone
+from sp.validation.sides import Seen, Side, Trial, Twin, observe, settled, shake, standalone
 
 _TIMEOUT_S = 240.0
 _NOISE = 7  # the seed of dropouts
@@ -59,24 +59,23 @@ def check_call(
         alone = replace(options, group="", local_inputs=False, outputs="global", compile=False, validate=False)
         plain = standalone(model, dtype)
         given = _Given.of(plain, args, kwargs, options, dtype)
-        whole = given.request.lengths if length is None else (length,)
-        executable = build(plain, given.untouched(plain, whole, alone), whole, alone)
+        whole_lengths = given.request.lengths if length is None else (length,)
+        executable = build(plain, given.untouched(plain, whole_lengths, alone), whole_lengths, alone)
         tried = _lengths(executable.program.sequences, world, lengths)
         trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
-        reference, right = _reference(executable, plain, given, trials)
+        precision = _precision(executable.captured)
+        reference = _reference(executable, plain, given, trials, torch.finfo(precision).eps)
         found = _transformed(executable, plain, trials, world)
-    precision = _precision(executable.captured)
     rows = [
         row
         for rank, seen in enumerate(found)
-        for trial, mine, whole in zip(trials, seen, right, strict=True)
-        for row in compare(mine, whole, precision, f"{trial.tokens}, rank {rank}")
+        for trial, mine, whole, shaken in zip(trials, seen, reference.seen, reference.shaken, strict=True)
+        for row in compare(mine, whole, shaken, precision, f"{trial.tokens}, rank {rank}")
     ]
     name, text = type(model).__name__, str(precision).removeprefix("torch.")
-    bound = tolerance(precision)
-    strategy = options.strategy.name
+    bound, strategy = tolerance(precision), options.strategy.name
     first = tuple(sizes[0] for sizes in tried)
-    return CheckReport(name, strategy, world, first, reference, text, bound, worst_rows(rows))
+    return CheckReport(name, strategy, world, first, reference.name, text, bound, worst_rows(rows))
 
 
 @contextmanager
@@ -160,28 +159,46 @@ def _lengths_of(sequence: SequenceSize, world: int, wanted: Sequence[int] | None
     return tuple(tried)
 
 
+@dataclass(frozen=True)
+class _Reference:
+    """What is right, and what it becomes when parameters and inputs move in their last digit."""
+
+    name: str
+    seen: Sequence[Seen]
+    shaken: Sequence[Seen]
+
+
 def _reference(
-    executable: Executable, plain: nn.Module, given: _Given, trials: Sequence[Trial]
-) -> tuple[str, list[Seen]]:
-    """What is right: the plain model, or, where it drops out, the transformed program in a world of one.
+    executable: Executable, plain: nn.Module, given: _Given, trials: Sequence[Trial], eps: float
+) -> _Reference:
+    """The plain model, or, where it drops out, the transformed program in a world of one.
 
     Such noise is a function of seed and place in the program, and of a generator's state in the plain model."""
     if _is_random(executable.program):
-        alone = _bound_side(executable.program, plain, "")
-        return "the transformed program in a world of one: it draws random numbers", _observed(alone, trials)
+        name = "the transformed program in a world of one: it draws random numbers"
+        return _both(name, lambda: _bound_side(executable.program, plain, ""), trials, eps)
+    try:
+        return _both("the plain model", lambda: _plain_side(executable, plain, given), trials, eps)
+    except Exception as error:  # the model's own code, which may raise anything
+        raise InputError(
+            f"{type(plain).__name__} itself fails on inputs drawn from the example: {type(error).__name__}: {error}",
+            needed="a model that takes every tensor of this structure with elements of the example's",
+        ) from error
+
+
+def _both(name: str, make: Callable[[], Side], trials: Sequence[Trial], eps: float) -> _Reference:
+    seen, other = _observed(make(), trials), make()
+    return _Reference(name, seen, _observed(other, shake(other, trials, eps)))
+
+
+def _plain_side(executable: Executable, plain: nn.Module, given: _Given) -> Side:
     twin = Twin.of(plain, plain)
 
     def call(*tensors: Tensor) -> Sequence[Tensor]:
         args, kwargs = given.request.call.rebuild(tensors)
         return executable.outputs.flatten(twin.module(*args, **kwargs))
 
-    try:
-        return "the plain model", _observed(Side(call, twin.parameters, twin.buffers), trials)
-    except Exception as error:  # the model's own code, which may raise anything
-        raise InputError(
-            f"{type(plain).__name__} itself fails on inputs drawn from the example: {type(error).__name__}: {error}",
-            needed="a model that takes every tensor of this structure with elements of the example's",
-        ) from error
+    return Side(call, twin.parameters, twin.buffers)
 
 
 def _transformed(executable: Executable, plain: nn.Module, trials: Sequence[Trial], world: int) -> list[list[Seen]]:

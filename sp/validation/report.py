@@ -12,6 +12,10 @@ from sp.show.words import table
 
 _SHOWN = 12  # rows that are exact; those that are not are all shown
 
+# A sum whose terms cancel has no digit that is right, on any device.  How much of it is noise is measured, by moving
+# every parameter and input by its last digit; different orders of summation are allowed a thousand times that.
+NOISES = 1000
+
 
 def tolerance(dtype: torch.dtype) -> float:
     """The relative error that rounding alone may make: eps to the power of two thirds.
@@ -31,10 +35,13 @@ def negligible(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One compared tensor, where it was worst: `relative` is the 2-norm of the difference over the single device's."""
+    """One compared tensor, where it was worst: `relative` is the 2-norm of the difference over the single device's.
+
+    noise: how much the single device's own changes when its parameters and inputs do in their last digit."""
 
     what: str
     norm: float
+    noise: float
     absolute: float
     relative: float
     verdict: str
@@ -95,12 +102,15 @@ class CheckReport:
 
 
 def _rows(rows: Sequence[Row]) -> str:
-    headers = ("compared", "norm", "absolute error", "relative error", "verdict", "worst at")
+    headers = ("compared", "norm", "noise", "absolute error", "relative error", "verdict", "worst at")
     shown = [
-        (row.what, f"{row.norm:.3g}", f"{row.absolute:.1e}", f"{row.relative:.1e}", row.verdict, row.where)
+        (
+            *(row.what, f"{row.norm:.3g}", f"{row.noise:.1e}", f"{row.absolute:.1e}", f"{row.relative:.1e}"),
+            *(row.verdict, row.where),
+        )
         for row in rows
     ]
-    return table(shown, headers, right=(1, 2, 3))
+    return table(shown, headers, right=(1, 2, 3, 4))
 
 
 def worst_rows(rows: Sequence[Row]) -> tuple[Row, ...]:

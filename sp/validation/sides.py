@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,21 @@ def standalone(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 def settled(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     """On the CPU, and in `dtype` if it is a floating one."""
     return value.detach().to("cpu", dtype if value.is_floating_point() else None)
+
+
+def shake(side: Side, trials: Sequence[Trial], eps: float) -> list[Trial]:
+    """Move all floating parameters and buffers of a side, and the inputs of the trials returned, by `eps` of each."""
+    generator = torch.Generator().manual_seed(0)
+
+    def shaken(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=generator).to(value.dtype) * 2 - 1
+        return (value.detach() * (1 + eps * signs)).requires_grad_(value.requires_grad)
+
+    for leaf in (*side.parameters.values(), *side.buffers.values()):
+        leaf.data = shaken(leaf).detach()  # new memory: the plain model keeps its values
+    return [replace(trial, inputs=tuple(map(shaken, trial.inputs))) for trial in trials]
 
 
 def observe(side: Side, trial: Trial) -> Seen:

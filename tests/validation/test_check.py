@@ -64,7 +64,7 @@ def test_the_report_reads_and_travels():
     assert repr(report) == "<CheckReport: Llama, exact>"
     facts = json.loads(json.dumps(report.as_dict()))
     assert facts["exact"] is True
-    assert facts["rows"][0].keys() == {"what", "norm", "absolute", "relative", "verdict", "where"}
+    assert facts["rows"][0].keys() == {"what", "norm", "noise", "absolute", "relative", "verdict", "where"}
 
 
 def test_the_model_and_the_random_state_stay_as_they_are():
@@ -228,3 +228,19 @@ def test_validate_raises_on_all_ranks_alike(wrong_flip):
         assert "does not compute what the model computes" in message
         assert "do not train with it" in message
         assert "WRONG" in message
+
+
+def test_terms_that_cancel_are_noise():
+    """A mean of differences to the mean: zero, but for rounding that each order of summation makes differently."""
+    x = torch.randn(2, 9, 4)
+    report = sp.check(Small(lambda x: (x.sum(), (x - x.mean(1, keepdim=True)).sum())), (x,), world_size=3)
+    assert report.exact
+    (row,) = (row for row in report.rows if row.what == "1")
+    assert row.norm < 1e-14
+    assert 0 < row.noise < 1e-13
+
+
+def test_noise_hides_no_mistake(wrong_flip):
+    report = sp.check(Small(lambda x: (x - x.flip(1)).cumsum(-1)), (torch.randn(2, 9, 4),), world_size=3)
+    assert not report.exact
+    assert all(row.absolute > 1e9 * row.noise for row in report.rows if not row.exact)
