@@ -163,9 +163,9 @@ class Rounded(torch.autograd.Function):
 
 
 REFUSED: list[tuple[Callable[..., Tensor], str]] = [
-    (inference, "enters torch.inference_mode()"),
-    (lambda m, x: Rounded.apply(x), "records its forward and drops its backward"),
-    (lambda m, x: checkpoint(m.out, x, use_reentrant=True), "use_reentrant=False"),
+    (inference, "torch.inference_mode"),
+    (lambda m, x: Rounded.apply(x), "Rounded.apply"),
+    (lambda m, x: checkpoint(m.out, x, use_reentrant=True), "CheckpointFunction.apply"),
 ]
 
 
@@ -294,8 +294,7 @@ def test_adapters_and_tied_weights() -> None:
 def test_training_and_evaluation() -> None:
     model = Block(lambda m, x: F.dropout(x, 0.5, m.training, inplace=True)).double().eval()
     assert parallel_error(model) < 1e-11
-    with pytest.raises(UnsupportedModelError, match="it draws random numbers"):
-        sp.inspect(model.train(), (IDS,))
+    assert "sp.noise" in sp.inspect(model.train(), (IDS,)).graph_table()
 
 
 def test_copies_before_and_after_a_call() -> None:

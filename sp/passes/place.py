@@ -22,9 +22,10 @@ import torch
 from torch import fx
 
 from sp.errors import UnsupportedModelError
-from sp.passes.fxtools import inner_nodes, is_parameter, op_name, result, shape, tensor, tensor_operands
-from sp.passes.placements import Placements, is_differentiable
-from sp.passes.refusals import Refusals
+from sp.passes.attention import SDPA
+from sp.passes.fxtools import inner_nodes, is_parameter, op_name, positional, result, shape, tensor, tensor_operands
+from sp.passes.placements import Placements, carries_gradients, is_differentiable
+from sp.passes.refusals import Refusals, read_by_refused
 from sp.passes.rule_table import CREATIONS, find_rule, passes_through
 from sp.passes.rules import TRAVELS, Case, Refused, Ruling
 from sp.program import Placement, Program, Replicated, Sharded
@@ -52,7 +53,7 @@ class Place:
 
 def find_placements(program: Program) -> tuple[Placements, Refusals]:
     """Walk the graph once, in order; collect every refusal instead of stopping at the first."""
-    found, refusals = Placements(), Refusals(program)
+    found, refusals = Placements(moot=read_by_refused(program)), Refusals(program)
     local_inputs: Mapping[str, int | None] = {port.name: port.dim for port in program.inputs if port.local}
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -73,7 +74,7 @@ def find_placements(program: Program) -> tuple[Placements, Refusals]:
 
 def _source(node: fx.Node, program: Program, found: Placements, local_dim: int | None) -> None:
     value = tensor(node)
-    if value is not None and value.is_floating_point():
+    if value is not None and carries_gradients(value):
         found.differentiable.add(node)
     if local_dim is not None:
         found.natural[node] = Sharded.whole(local_dim, shape(node)[local_dim])
@@ -112,17 +113,20 @@ def _assume(node: fx.Node, program: Program, found: Placements) -> None:
 
 
 def _judge(node: fx.Node, program: Program, found: Placements) -> None:
+    if node.name in program.refused:
+        raise Refused(program.refused[node.name].why, program.refused[node.name].remedy)
     if any(operand in found.unknown for operand in node.all_input_nodes):
         found.unknown.add(node)
         return
-    if node.name in program.refused:
-        raise Refused(program.refused[node.name].why, program.refused[node.name].remedy)
     operands = tensor_operands(node)
     _refuse_random(node)
     if result(node) is None:
         _scalar(node, operands, found)
         return
     if sum(map(program.holds_sequence, shape(node))) > 1:
+        if node in found.moot:
+            found.unknown.add(node)
+            return
         raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
     if op_name(node) in CREATIONS:
         found.natural[node] = Replicated()
@@ -143,11 +147,17 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
 
 def _refuse_random(node: fx.Node) -> None:
     """No placement makes these right, in either domain."""
-    if any(torch.Tag.nondeterministic_seeded in getattr(one.target, "tags", ()) for one in (node, *inner_nodes(node))):
+    if any(map(draws_noise, (node, *inner_nodes(node)))):
         raise Refused(
             "it draws random numbers, which would differ between ranks",
             "use dropout, whose noise sp makes itself; pass other noise in as an input, or call eval()",
         )
+
+
+def draws_noise(node: fx.Node) -> bool:
+    if op_name(node) == SDPA:  # only to drop out scores
+        return bool(positional(node)[4])
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _reach(node: fx.Node, found: Placements) -> None:

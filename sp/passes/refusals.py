@@ -42,6 +42,15 @@ class Refusals:
         self.found[key] = replace(found, node=name(found.node), why=why)
 
 
+def read_by_refused(program: Program) -> set[fx.Node]:
+    """The values that nobody reads but what earlier passes have refused: why one is what it is, is no matter then."""
+    found: set[fx.Node] = set()
+    for node in reversed(list(program.graph.nodes) if program.refused else []):
+        if node.users and all(user in found or user.name in program.refused for user in node.users):
+            found.add(node)
+    return found
+
+
 def _placed(node: fx.Node, placements: Placements) -> str:
     """Where each operand's sequence lives."""
     placed = [(operand, placements.natural.get(operand)) for operand in dict.fromkeys(tensor_operands(node))]

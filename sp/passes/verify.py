@@ -20,7 +20,7 @@ from typing import cast
 from torch import fx
 
 from sp.passes.fxtools import is_parameter, op_name, result, shape, tensor, tensor_operands
-from sp.passes.placements import is_differentiable
+from sp.passes.placements import carries_gradients, is_differentiable
 from sp.passes.rule_table import CREATIONS, find_rule
 from sp.passes.rules import Case, Refused
 from sp.program import Partial, Placement, Program, Replicated, Sharded
@@ -52,7 +52,7 @@ class Verify:
 
 def _is_source(node: fx.Node) -> bool:
     value = result(node)
-    return is_parameter(node) or (node.op == "placeholder" and value is not None and value.is_floating_point())
+    return is_parameter(node) or (node.op == "placeholder" and value is not None and carries_gradients(value))
 
 
 def _check_size(node: fx.Node, program: Program) -> None:

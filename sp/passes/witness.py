@@ -29,6 +29,7 @@ from sp.errors import Refusal, UnsupportedModelError
 from sp.passes.fxtools import UNKNOWN, attribute, refusal
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+_INFERENCE = "torch.inference_mode"
 _PLAIN = (bool, int, float, complex, str, type(None))
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
 _PASSES, _TORCH = __file__.removesuffix("witness.py"), torch.__file__.removesuffix("__init__.py")
@@ -58,7 +59,7 @@ class Witness(TorchFunctionMode):
         changed = [refused for name, state in self.before.items() for refused in state.restored(name)]
         if random.getstate() != self.random:
             changed.append(_by_python())
-        if kind is None and (self.seen or changed):
+        if (kind is None and (self.seen or changed)) or _INFERENCE in self.seen:  # autograd refuses its tensors
             refusals = [*self.seen.values(), *changed]
             raise UnsupportedModelError("the model does what one graph cannot do at every call", refusals=refusals)
 
@@ -72,7 +73,7 @@ class Witness(TorchFunctionMode):
         if name in _HOOKS:
             self._see(f"Tensor.{name}", "a hook on a gradient is no part of a graph", _USE_OPS)
         if torch.is_inference_mode_enabled() and not self.inference:
-            self._see("torch.inference_mode", "a graph gives gradients to what it computes", "use torch.no_grad()")
+            self._see(_INFERENCE, "a graph gives gradients to what it computes", "use torch.no_grad()")
         self._gradients([argument for argument in args if isinstance(argument, Tensor)])
         return func(*args, **(kwargs or {}))
 

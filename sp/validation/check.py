@@ -8,7 +8,7 @@ that is wrong, an op that does what its schema hides, a miscompiled graph come o
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast

@@ -345,7 +345,7 @@ STATES = (
     Planted(data_changed, PYTHON, placed=False),
     Planted(
         spectral_norm,
-        "wrap_with_set_grad_enabled",
+        r"aten\.",
         lambda: {"part": parametrizations.spectral_norm(nn.Linear(D, D))},
     ),
     Planted(weight_norm, r"aten\.", lambda: {"part": parametrizations.weight_norm(nn.Linear(D, D))}),
