@@ -173,7 +173,7 @@ class Program:
     def is_length(self, size: sympy.Expr) -> bool:
         """Whether `size` counts the positions of one sequence: S, S - 1, S + 16, or of several that were joined."""
         factors = {term: factor for term, factor in size.as_coefficients_dict().items() if term != 1}
-        joined = all(factor.is_Integer and factor > 0 for factor in factors.values())
+        joined = all(sympy.Integer(1) <= factor == int(factor) for factor in factors.values())
         return bool(factors) and factors.keys() <= self.symbols and joined
 
     @property

@@ -169,7 +169,7 @@ class _Given:
                 remedy="pass the inputs whole, with inputs='global'",
             )
         # Shards cannot tell the global length: an empty tensor of that size brings it.
-        length = length or lengths[0]
+        length = length or min(lengths)
         names, carrier = [*call.names, LENGTH_CARRIER], torch.empty(length, 0)
         return _Given(names, [*tensors, carrier], [*dims, 0], (length,), local)
 

@@ -93,9 +93,10 @@ def _export(
 ) -> tuple[ExportedProgram, Ranges]:
     message = ""
     for _ in range(_ATTEMPTS):
+        with torch.inference_mode(False):
+            inputs = examples([lengths.shortest for lengths in ranges])
         try:
             with torch.inference_mode(False), torch.enable_grad(), preserve_node_meta():
-                inputs = examples([lengths.shortest for lengths in ranges])
                 shapes = (axes.dynamic(inputs, ranges),)
                 return torch.export.export(flat, tuple(inputs), dynamic_shapes=shapes, strict=False), ranges
         except UnsupportedModelError:

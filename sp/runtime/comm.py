@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -120,8 +120,10 @@ def _post_batched(
     return tuple(dist.batch_isend_irecv(requests)) if requests else ()
 
 
-def all_reduce(world: World, x: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
-    """All ranks' `x` reduced, the same bits on every rank.  Fresh and contiguous; `x` stays as it is."""
+def all_reduce(world: World, x: Tensor, op: Any) -> Tensor:
+    """All ranks' `x` reduced, the same bits on every rank.  Fresh and contiguous; `x` stays as it is.
+
+    op: of dist.ReduceOp."""
     total = x.clone(memory_format=torch.contiguous_format)
     if world.group is not None and total.numel():
         options = dist.AllreduceOptions()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
+
+import sympy
 
 from sp.passes.fxtools import op_name
 from sp.program import AttentionSite, Insertion, Program
@@ -57,8 +60,9 @@ def attentions(program: Program, lengths: Sequence[int], world: int) -> list[Att
 
 
 def _attention(program: Program, sites: list[AttentionSite], lengths: Sequence[int], world: int) -> Attention:
-    first, known = sites[0], {one.symbol: n for one, n in zip(program.sequences, lengths, strict=True)}
-    queries, keys = (int(size.subs(known)) for size in (first.queries, first.keys))
+    pairs = zip(program.sequences, lengths, strict=True)
+    first, known = sites[0], {sequence.symbol: sympy.Integer(length) for sequence, length in pairs}
+    queries, keys = (int(cast(sympy.Expr, size.xreplace(known))) for size in (first.queries, first.keys))
     costs = attention_costs(first, program.strategy, queries, world, keys)
     return Attention(path_range(site.node for site in sites), len(sites), first, queries, keys, costs)
 

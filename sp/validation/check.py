@@ -23,12 +23,12 @@ from sp.options import Options
 from sp.passes.bind import bind
 from sp.passes.fxtools import is_parameter, result
 from sp.program import NOISE_SEED, Program
-from sp.program import Sequence as SequenceSize
 from sp.request import Lengths, Request
 from sp.runtime.comm import seat_name
 from sp.testing.drawing import draw
 from sp.testing.ranks import run_ranks
 from sp.validation.compare import compare
+from sp.validation.lengths import trial_lengths
 from sp.validation.report import CheckReport, tolerance, worst_rows
 from sp.validation.sides import Seen, Side, Trial, Twin, observe, settled, shake, standalone
 
@@ -61,7 +61,7 @@ def check_call(
         given = _Given.of(plain, args, kwargs, options, dtype)
         whole_lengths = given.request.lengths if length is None else (length,)
         executable = build(plain, given.untouched(plain, whole_lengths, alone), whole_lengths, alone)
-        tried = _lengths(executable.program.sequences, world, lengths)
+        tried = trial_lengths(executable.program.sequences, world, lengths)
         trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
         precision = _precision(executable.captured)
         reference = _reference(executable, plain, given, trials, torch.finfo(precision).eps)
@@ -128,35 +128,6 @@ class _Given:
         known = self.request.lengths
         for given, dim in zip(self.request.tensors, self.request.dims, strict=True):
             yield given, dim, lengths[0 if dim is None else known.index(given.shape[dim])]
-
-
-def _lengths(sequences: Sequence[SequenceSize], world: int, wanted: Sequence[int] | None) -> tuple[Lengths, ...]:
-    """For each trial, the lengths of all sequences: as asked for of the first one, and others for the others."""
-    first = _lengths_of(sequences[0], world, wanted)
-    others = [_lengths_of(sequence, world, None) for sequence in sequences[1:]]
-    return tuple(
-        (length, *(other[(number + place + 1) % len(other)] for place, other in enumerate(others)))
-        for number, length in enumerate(first)
-    )
-
-
-def _lengths_of(sequence: SequenceSize, world: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """Those asked for, or the next multiple of the world with two tokens a rank, and one that is no multiple."""
-    least, most = max(sequence.shortest, world), sequence.longest
-    if wanted is None:
-        even = -(-max(least, 2 * world, 8) // world) * world
-        tried = [even, even + max(world - 1, 1)]
-        if most is not None and tried[-1] > most:
-            tried = [size for size in (most - 1, most) if size >= least]
-    else:
-        tried = list(wanted)
-    wrong = [size for size in tried if not least <= size <= (most or size)]
-    if wrong or not tried:
-        raise InputError(
-            f"lengths {wrong or tried} cannot be tried on {world} ranks",
-            needed=f"lengths from {least} to {most or '∞'}, for which this capture holds",
-        )
-    return tuple(tried)
 
 
 @dataclass(frozen=True)

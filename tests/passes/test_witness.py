@@ -56,8 +56,9 @@ def test_inference_mode_inside_and_around():
 
     (refusal,) = refused(forward).refusals
     assert refusal.node == "torch.inference_mode"
+    model = Small(lambda m, ids: m.l(m.e(ids)))
     with torch.inference_mode():
-        program_of(lambda m, ids: m.l(m.e(ids)), IDS_BS)
+        program_of(model, IDS_BS)
 
 
 class Remembers(Small):

@@ -33,7 +33,7 @@ def _sum(world: World, x: Tensor) -> Tensor:
     return all_reduce(world, wide, dist.ReduceOp.SUM).to(x.dtype)
 
 
-def _extreme(op: dist.ReduceOp.RedOpType) -> Callable[[World, Tensor], Tensor]:
+def _extreme(op: Any) -> Callable[[World, Tensor], Tensor]:
     """Maximum or minimum; NaN anywhere is NaN everywhere, as torch has it and backends have not."""
 
     def reduced(world: World, x: Tensor) -> Tensor:
