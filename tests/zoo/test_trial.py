@@ -1,5 +1,7 @@
 """The trial can fail: what is wrong or breaks is never called exact or refused."""
 
+from itertools import count
+
 import torch
 from torch import nn
 
@@ -8,16 +10,17 @@ from tests.zoo.table import Cell, parse, render
 from tests.zoo.trial import InDoubles, call, try_family, variants
 
 
-class Forgetful(nn.Linear):
-    """Another function at its first two calls than later: the captured graph is the wrong one."""
+def forgetful():
+    """Another function at its first two calls than later: the captured graph is the wrong one.
 
-    def __init__(self):
-        super().__init__(WIDTH, WIDTH)
-        self.calls = 0
+    What it counts with lies outside of the module, where capture does not look."""
+    calls = count()
 
-    def forward(self, input):  # noqa: A002
-        self.calls += 1
-        return super().forward(input) * (1 if self.calls <= 2 else 2)
+    class Forgetful(nn.Linear):
+        def forward(self, input):  # noqa: A002
+            return super().forward(input) * (1 if next(calls) < 2 else 2)
+
+    return Forgetful(WIDTH, WIDTH)
 
 
 class Breaking(nn.Linear):
@@ -51,7 +54,7 @@ def test_exact():
 
 
 def test_wrong():
-    outcome = outcome_of(Forgetful)
+    outcome = outcome_of(forgetful)
     assert outcome.verdict == "wrong"
     assert "outputs 1.0e+00, gradient of" in outcome.text
 

@@ -142,6 +142,8 @@ def _op(node: str) -> str:
 
 
 def _plain(why: str) -> str:
+    """Its first line, without shapes and placements."""
+    why = why.partition("\n")[0]
     return re.sub(r"\bs\d+\b", "S", re.sub(r"( of shape)? \(.*\)$", "", why))
 
 
