@@ -68,7 +68,11 @@ class Outputs:
 
     def flatten(self, output: object) -> tuple[torch.Tensor, ...]:
         """The tensors of an output; UnsupportedModelError names what is neither tensor nor constant."""
-        paths, self.spec = pytree.tree_flatten_with_path(output)
+        try:
+            paths, self.spec = pytree.tree_flatten_with_path(output)
+        except ValueError:  # a registered class that does not say how its parts are called
+            leaves, self.spec = pytree.tree_flatten(output)
+            paths = [((pytree.SequenceKey(number),), leaf) for number, leaf in enumerate(leaves)]
         for path, leaf in paths:
             if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
                 raise UnsupportedModelError(

@@ -32,6 +32,7 @@ DECOMPOSITIONS: Mapping[str, Decomposition] = {
     "aten.select": picks.select,
     "aten.index": picks.index,
     "aten.gather": picks.gather,
+    **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk"), picks.pieces),
     "aten.roll": picks.roll,
     **dict.fromkeys(("aten.amax", "aten.amin"), extremes.over_dims),
     **dict.fromkeys(("aten.max", "aten.min"), extremes.of_dim),

@@ -171,7 +171,7 @@ def _untraceable(error: Exception, model: nn.Module, fixed_at: str) -> Unsupport
         refused = kind(
             f"{name} {only}{fixed_at}",
             needed="a forward that works for any length",
-            remedy="read sizes from the inputs (x.shape) instead of a constant; " + " ".join(_lines(message)[1:3]),
+            remedy="read sizes from the inputs (x.shape) instead of a constant; " + _in_words(message),
         )
         if isinstance(refused, _FixedLengthError):
             refused.length = int(fixed)
@@ -181,6 +181,15 @@ def _untraceable(error: Exception, model: nn.Module, fixed_at: str) -> Unsupport
         f"torch.export cannot trace {name}: {type(error).__name__}: {(_lines(message) or [''])[0]}{_place(error)}",
         remedy=_ADVICE.get(type(error).__name__, advice),
     )
+
+
+def _in_words(message: str) -> str:
+    """The first guards that torch.export names, sizes of inputs called by what they are."""
+    text = " ".join(_lines(message)[1:3])
+    sizes = dict(re.findall(r"values of (S\d*) = (\S+)", text))
+    for name, size in sizes.items():
+        text = text.replace(size, name)
+    return text
 
 
 def _lines(message: str) -> list[str]:

@@ -6,7 +6,7 @@ x[i, j]      c0 and c1 become the values of the index tensors i and j
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import sympy
@@ -30,13 +30,21 @@ def _reindex(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> 
     """view, reshape, squeeze, unsqueeze, expand: dims that are kept keep their order; all others have size 1."""
     source = cast(fx.Node, args[0])
     value, old, new = algebra.value(source), shape(source), shape(node)
-    if op_name(node) == "aten.expand":
+    if op_name(node) in ("aten.expand", "aten.repeat"):
+        _check_repeats(node, old, args)
         return algebra.aligned(source, node)
     kept_old = [dim for dim, size in enumerate(old) if size != 1]
     kept_new = [dim for dim, size in enumerate(new) if size != 1]
     if [old[dim] for dim in kept_old] != [new[dim] for dim in kept_new]:
         raise Opaque(node, f"{op_name(node)} merges or splits dims: {old} to {new}")
     return rename(value, dict(zip(kept_old, kept_new, strict=True)))
+
+
+def _check_repeats(node: fx.Node, old: Sequence[sympy.Expr], args: tuple[object, ...]) -> None:
+    """A repeat is an expand where every repeated dim has size 1."""
+    times = cast(list[object], args[1])[-len(old) :] if op_name(node) == "aten.repeat" and old else []
+    if any(size != 1 and count != 1 for size, count in zip(old, times, strict=False)):
+        raise Opaque(node, f"it repeats a dim of {tuple(old)} by {times}")
 
 
 def _transpose(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> Value:
@@ -88,7 +96,7 @@ def _gather(algebra: IndexAlgebra, node: fx.Node, args: tuple[object, ...]) -> V
 
 
 MOVES: Mapping[str, Rule] = {
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "expand"), _reindex),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "expand", "repeat"), _reindex),
     **dict.fromkeys(("transpose", "permute", "t", "mT"), _transpose),
     "slice": _slice,
     "select": _select,

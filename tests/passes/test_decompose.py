@@ -75,6 +75,7 @@ CASES: dict[str, Callable[..., Any]] = {
         (hidden(m, ids) > -1).all(1),
         (hidden(m, ids) > 0).any(),
     ),
+    "pieces": lambda m, ids: [p * (n + 1) for n, p in enumerate(hidden(m, ids).split([2, ids.shape[1] - 2], 1))][1],
     "roll": lambda m, ids: hidden(m, ids).roll(1, 1) * m.e(ids),
     "roll back": lambda m, ids: hidden(m, ids).roll(-2, 1) * m.e(ids),
     "causal depthwise convolution": lambda m, ids: depthwise(m, ids) * m.e(ids),

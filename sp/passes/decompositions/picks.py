@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import cast
 
+import sympy
 import torch
 from torch import fx
 
 from sp.passes.builder import Builder
 from sp.passes.decompositions.common import aten, dims_of, dtype_of, sequence_dim, total
-from sp.passes.fxtools import normal_dim, positional, shape, tensor
+from sp.passes.fxtools import expression, named, normal_dim, positional, shape, tensor
 from sp.passes.index_algebra import IndexAlgebra, Opaque, as_number, coordinate
 from sp.passes.index_rules import INDEX_RULES
 from sp.passes.rules import Refused
@@ -101,6 +102,21 @@ def _one_each(build: Builder, source: fx.Node, places: fx.Node, along: int, *, k
     here = build(aten.eq.Tensor, build.positions(length, along, ndim), places)
     zero = build(aten.zeros_like.default, source)
     return _only(build, build(aten.where.self, here, source, zero), [along], keep=keep)
+
+
+def pieces(node: fx.Node, build: Builder) -> tuple[fx.Node, ...] | None:
+    """split, split_with_sizes, chunk along the sequence: a slice for each piece."""
+    source, dim = cast(fx.Node, node.args[0]), named(node)["dim"]
+    along = sequence_dim(source, dims_of(dim, len(shape(source))), build)
+    if along is None:
+        return None
+    found: list[fx.Node] = []
+    begin: sympy.Expr = sympy.Integer(0)
+    for piece in cast("list[torch.Tensor]", node.meta["val"]):
+        end = begin + expression(piece.shape[along])
+        found.append(build(aten.slice.Tensor, source, along, build.size(begin), build.size(end)))
+        begin = end
+    return tuple(found)
 
 
 def roll(node: fx.Node, build: Builder) -> fx.Node | None:
