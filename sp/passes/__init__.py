@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sp.passes.attention import RewriteAttention
 from sp.passes.autocast import Autocast
+from sp.passes.canonical import Canonical
 from sp.passes.decompose import Decompose
 from sp.passes.functionalize import Functionalize
 from sp.passes.localize import Localize, OutputForm
@@ -25,6 +26,7 @@ def preparation() -> tuple[Pass, ...]:
         Functionalize(),  # before detach: a value made under no_grad may be changed with gradients later
         Detach(),  # the last to read modes
         Normalize(),  # no later pass should know of assertions, idle casts and sizes read in odd places
+        Canonical(),  # every later pass works in one order, on all ranks; only now is order free, values being values
     )
 
 

@@ -47,10 +47,14 @@ DECOMPOSITIONS: Mapping[str, Decomposition] = {
 
 @dataclass(frozen=True)
 class Decompose:
+    """everywhere: in the index domain too, as if all inputs were shards."""
+
+    everywhere: bool = False
     name: str = "decompose"
 
     def run(self, program: Program) -> Program:
-        active, refused, changed = activations(program), dict[str, Refusal](), list[str]()
+        active = set(program.graph.nodes) if self.everywhere else activations(program)
+        refused, changed = dict[str, Refusal](), list[str]()
         for node in list(program.graph.nodes):
             decomposition = DECOMPOSITIONS.get(op_name(node)) if node.op == "call_function" else None
             if decomposition is None or node not in active:

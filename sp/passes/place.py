@@ -228,7 +228,8 @@ def _check_need(operand: fx.Node, need: Placement, found: Placements) -> None:
 
 
 def _local_form(node: fx.Node, program: Program, operands: list[fx.Node], found: Placements) -> None:
-    """How an index-domain value is computed from shards; where no rule says, it is computed whole and then cut."""
+    """How an index-domain value is computed from shards.  Where no rule says, it is computed whole and then cut; so is
+    what would be a mere span of its sequence, since others may want to make it their own."""
     candidates = [operand for operand in operands if operand in found.local]
     if candidates:
         try:
@@ -236,7 +237,9 @@ def _local_form(node: fx.Node, program: Program, operands: list[fx.Node], found:
         except Refused:
             pass
         else:
-            if isinstance(ruling.output, Sharded) and ruling.lowering not in TRAVELS:
+            placed = ruling.lowering not in TRAVELS and isinstance(ruling.output, Sharded)
+            if placed and (_is_whole(ruling.output) or _sequence_dim(node, program) is None):
+                assert isinstance(ruling.output, Sharded)
                 found.rulings[node] = ruling
                 found.local[node] = ruling.output
                 return

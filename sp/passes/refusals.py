@@ -18,7 +18,10 @@ _SHOWN = 3  # values at either end of a long chain
 
 @dataclass
 class Refusals:
+    """nodes: what is refused, each with the key of its refusal in `found`."""
+
     program: Program
+    nodes: dict[fx.Node, tuple[str, str]] = field(default_factory=dict[fx.Node, tuple[str, str]])
     found: dict[tuple[str, str], Refusal] = field(default_factory=dict[tuple[str, str], Refusal])
 
     @property
@@ -31,7 +34,7 @@ class Refusals:
 
     def add(self, node: fx.Node, reason: Refused, placements: Placements) -> None:
         """`reason` is why, unless an earlier pass has said it already."""
-        key = op_name(node), source_line(node)
+        self.nodes[node] = key = op_name(node), source_line(node)
         if key in self.found:
             self.found[key] = replace(self.found[key], more=self.found[key].more + 1)
             return

@@ -78,6 +78,8 @@ def join(case: Case) -> Ruling:
         needs = {operand: operand_need(case, operand, case.placement.dim) for operand in case.operands}
         return Ruling(case.placement, needs)
     _check_unmerged(case)
+    if any(len(shape(operand)) != len(shape(case.node)) for operand in case.operands):
+        raise Refused("it joins an empty tensor of one dim to the sequence", "leave the empty one out")
     needs: dict[fx.Node, Placement] = {}
     for operand in case.operands:
         size = shape(operand)[dim]

@@ -24,7 +24,8 @@ from sp.layout import LAYOUTS
 from sp.passes import preparation
 from sp.passes.call import Call
 from sp.passes.capture import capture
-from sp.passes.fxtools import describe, op_name
+from sp.passes.decompose import Decompose
+from sp.passes.fxtools import op_name
 from sp.passes.manager import run_passes
 from sp.passes.place import Placements, find_placements
 from sp.passes.reduce import Reduce
@@ -119,24 +120,23 @@ def check_program(
         if try_ruling(node, ruling, values, Spread(layout, world, symbols))
     )
     name = Naming(program).text
-    refused = {refusal.node: name(f"{refusal.node}: {refusal.why}") for refusal in refusals.listed}
-    return Verdict(_results(program, found, refused), tuple(refused.values()), tried)
+    worded = {key: name(f"{refusal.node}: {refusal.why}") for key, refusal in refusals.found.items()}
+    refused = {node: worded[key] for node, key in refusals.nodes.items()}
+    return Verdict(_results(program, found, refused), tuple(worded.values()), tried)
 
 
-def _results(program: Program, found: Placements, refused: Mapping[str, str]) -> dict[str, str]:
-    """Of each output."""
+def _results(program: Program, found: Placements, refused: Mapping[fx.Node, str]) -> dict[str, str]:
+    """Of each output.  What is computed from refused values has only been assumed."""
+    tainted = dict(refused)
+    for node in program.graph.nodes:
+        reasons = [tainted[operand] for operand in node.all_input_nodes if operand in tainted]
+        if reasons:
+            tainted.setdefault(node, reasons[0])
     nodes = cast("tuple[fx.Node, ...]", program.graph.output_node().args[0])
     names = [port.name for port in program.outputs]
     name = Naming(program).text
-    placed = [name(str(found.natural[node])) if node in found.natural else _reason(node, refused) for node in nodes]
+    placed = [f"refused: {tainted[node]}" if node in tainted else name(str(found.natural[node])) for node in nodes]
     return dict(zip(names, placed, strict=True))
-
-
-def _reason(node: fx.Node, refused: Mapping[str, str]) -> str:
-    """Why this node, or the first one that it was computed from, was refused."""
-    if describe(node) in refused:
-        return f"refused: {refused[describe(node)]}"
-    return next((why for source in node.all_input_nodes if (why := _reason(source, refused))), "")
 
 
 def _captured(fn: Callable[..., Any], args: Sequence[Tensor], dims: list[int | None], whole: Sequence[int]) -> Program:
@@ -145,7 +145,7 @@ def _captured(fn: Callable[..., Any], args: Sequence[Tensor], dims: list[int | N
     call, tensors = Call.of(model, args, {})
     named = {name: dim for name, dim in zip(call.names, dims, strict=True) if dim is not None}
     captured, _ = capture(model, call, tensors, sequence_dim=named, strategy=find_strategy("striped"))
-    program = run_passes(captured, (*preparation(), Reduce()))
+    program = run_passes(captured, (*preparation(), Decompose(everywhere=True), Reduce()))
     kept = {call.names[number] for number in whole}
     ports = tuple(replace(port, local=port.dim is not None and port.name not in kept) for port in program.inputs)
     return replace(program, inputs=ports)

@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from sp.passes.attention import AXIS
 from sp.passes.fxtools import describe, op_name, tensor_operands
 from sp.passes.rules import TRAVELS, Ruling
-from sp.program import Placement, Sharded
+from sp.program import Partial, Placement, Sharded
 from sp.testing.cutting import Spread
 
 # Views of what is not contiguous; `localize` does the same.
@@ -137,9 +137,12 @@ class _Trial:
         return target(*map_arg(args, value), **map_arg(self.node.kwargs, value))
 
     def _compare(self, what: str, parts: Sequence[Tensor], right: Tensor, placement: Placement) -> None:
-        """Shards are joined; everything else (partial results, gradients of replicated values) is summed."""
+        """Shards are joined; all else (partial results, gradients of replicated values) is summed, or is a maximum."""
         if isinstance(placement, Sharded):
             found = self.spread.join(parts, placement, self.spread.inner(right, placement))
+        elif isinstance(placement, Partial) and placement.op != "sum":
+            stacked = torch.stack(list(parts))
+            found = stacked.amax(0) if placement.op == "max" else stacked.amin(0)
         else:
             found = torch.stack(list(parts)).sum(0).to(right.dtype)
         rtol, atol = _TOLERANCES.get(right.dtype, (1e-2, 1e-2) if right.is_floating_point() else (0.0, 0.0))

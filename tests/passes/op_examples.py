@@ -3,7 +3,7 @@
 A line there is a call and, for the sequence in dim 0, 1 and 2 of its operand x, where the result has it:
 
     0 1 2   that dim         *   behind merged elements         [   only a span of it
-    +       a partial sum    =   replicated (a mean: sum, reduced, over count)
+    +       a partial sum (or maximum)    =   replicated (a mean: sum, reduced, over count)
     -       refused          x   no such call: torch.export fixes the length or does not take it
 """
 
@@ -76,6 +76,6 @@ def code(result: str) -> str:
     """A result of the oracle as the examples write it."""
     if result.startswith("refused"):
         return "-"
-    short = {"partial(sum)": "+", "replicated": "="}
+    short = {"partial(sum)": "+", "partial(max)": "+", "partial(min)": "+", "replicated": "="}
     dim, _, more = result.removeprefix("sharded(dim ").partition(",")
     return short.get(result) or dim.rstrip(")") + ("*" if "outer" in more else "") + ("[" if "[" in more else "")

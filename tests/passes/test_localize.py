@@ -147,7 +147,7 @@ def test_every_insertion_says_why() -> None:
         ("sp.replicate", "model_l_weight"),
         ("sp.replicate", "model_l_bias"),
         ("sp.shard", "slice_1"),
-        ("sp.narrow", "slice_3"),
+        ("sp.narrow", "slice_2"),
         ("sp.shard", "remainder"),
         ("sp.reduce", "cross_entropy_loss_default"),
         ("sp.unshard", "add"),

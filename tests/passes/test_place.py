@@ -56,7 +56,7 @@ PLACED: dict[str, tuple[Callable[..., Any], str]] = {
         flatten: sharded(dim 0, outer=B)
         remainder: replicated
         pad: replicated
-        slice_2: replicated
+        slice_1: replicated
         flatten_1: replicated
         ne_scalar: replicated
         sum_default: replicated
@@ -146,7 +146,7 @@ PLACED: dict[str, tuple[Callable[..., Any], str]] = {
         """
         inputs_0: replicated
         embedding: sharded(dim 1)
-        slice_2: sharded(dim 1, [1:S])
+        slice_1: sharded(dim 1, [1:S])
         embedding_1: sharded(dim 1)
         linear: sharded(dim 1)
         slice_4: sharded(dim 1, [1:S])
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "sorted": (lambda m, ids: m.e(ids).sort(1)[0], "it needs dim 1 of embedding whole"),
     "batch norm": (
         lambda m, ids: F.batch_norm(m.e(ids).mT, None, None, training=True),
-        "the sequence in dim 2 of m_t would give each rank other ones",
+        "the sequence in dim 2 of mT would give each rank other ones",
     ),
     "convolution": (lambda m, ids: F.conv1d(m.e(ids).mT, torch.ones(4, 4, 3)), "no placement rule for aten.conv1d"),
     "indexed by contents": (lambda m, ids: m.e(ids)[ids > 3], "its mask picks a number of elements"),
@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "running sum": (lambda m, ids: m.e(ids).cumsum(1), "it needs dim 1 of embedding whole"),
     "normalized over the sequence": (
         lambda m, ids: F.layer_norm(m.e(ids).mT, ids.shape[1:]),
-        "it needs dim 2 of m_t whole, and the sequence lives there",
+        "it needs dim 2 of mT whole, and the sequence lives there",
     ),
     "transposed by view": (
         lambda m, ids: (m.e(ids) * 2).view(ids.shape[1], 2, 4),

@@ -38,7 +38,8 @@ def results_of(example: Example) -> dict[int, str]:
 
 def test_every_op_of_the_table_is_called() -> None:
     aliases = {f"aten.{name}" for name in rule_table.ALIASES}  # tried in test_pointwise
-    assert {f"aten.{op}" for op in EXAMPLES} == set(rule_table.TABLE) - aliases - ELSEWHERE
+    known = {op for op in rule_table.TABLE if op.startswith("aten.")}
+    assert {f"aten.{op}" for op in EXAMPLES} == known - aliases - ELSEWHERE
 
 
 @pytest.mark.parametrize("op", EXAMPLES)
@@ -99,7 +100,7 @@ IN_EVERY_FORM = """                                  whole [:-1] [1:] outer inne
     x.unsqueeze(1)                                  2   2[   2[   2*   2
     x.expand(2, *x.shape)                           2   2[   2[   2*   2
     x[0]                                            0   0[   0[   0*   0
-    x[:, 0]                                         -   -    -    -    -
+    x[:, 0]                                         =   =    =    -    -
     x[..., 1:]                                      1   1[   1[   1*   1
     x[:, 1:]                                        1[  1[   1[   -    -
     x.split(2, -1)[0]                               1   1[   1[   1*   1
