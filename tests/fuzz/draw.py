@@ -1,80 +1,116 @@
-"""Drawing programs and worlds with hypothesis."""
+"""Drawing programs and worlds: with hypothesis, which shrinks what fails, or with a random number generator, which
+spreads more evenly."""
 
 from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from hypothesis import strategies as st
 
 from tests.fuzz.kinds import Kind
-from tests.fuzz.ops import OPS
+from tests.fuzz.ops import GROUPS, OPS
 from tests.fuzz.program import INPUTS, Line, Program
 from tests.fuzz.trial import World
 
-MOST_LINES = 10
-_WEIGHTED = [name for name, op in OPS.items() for _ in range(op.weight)]
+T = TypeVar("T")
+
+LINES = range(1, 11)
+_INPUTS = (
+    ("ids",),
+    ("ids", "labels"),
+    ("ids", "labels"),
+    ("ids", "labels", "features"),
+    ("ids", "other"),
+    ("ids", "labels", "other"),
+    ("ids", "others"),
+)
+_UNREAD = ("ids", "labels", "flags")  # forms that are no outputs: they have no gradient
+
+
+class Pick(Protocol):
+    def __call__(self, items: Sequence[T], /) -> T:
+        """One of the items; the earlier ones are simpler."""
+        ...
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
-    inputs = draw(st.sampled_from([("ids",), ("ids", "labels"), ("ids", "labels", "features"),
-        ("ids", "other"), ("ids", "labels", "other"), ("ids", "others")]))
-    kinds = [INPUTS[name] for name in inputs]
-    lines: list[Line] = []
+def trials(draw: st.DrawFn) -> tuple[Program, World]:
+    def pick(items: Sequence[T], /) -> T:
+        return draw(st.sampled_from(items))
 
-    def add(name: str) -> None:
-        operands = _operands(draw, name, kinds)
-        made = OPS[name].signature.makes([kinds[operand] for operand in operands])
-        assert made is not None
-        lines.append(Line(name, operands))
-        kinds.append(made)
-
-    add(draw(st.sampled_from(["embed_again", "embed"])))
-    if "other" in inputs and draw(st.booleans()):
-        lines.append(Line("embed", (inputs.index("other"),)))
-        kinds.append(Kind("hidden", INPUTS["other"].length))
-    for _ in range(draw(st.integers(1, MOST_LINES))):
-        usable = [name for name in _WEIGHTED if _fits(name, kinds)]
-        add(draw(st.sampled_from(usable)))
-    floating = [number for number, kind in enumerate(kinds) if number >= len(inputs) and kind.form not in ("ids", "flags")]
-    used = {operand for line in lines for operand in line.operands}
-    ends = [number for number in floating if number not in used]
-    outputs = {*ends, floating[-1]} | ({draw(st.sampled_from(floating))} if draw(st.integers(0, 3)) == 3 else set())
-    return Program(inputs, tuple(lines), tuple(sorted(outputs)), draw(st.integers(0, 3)),
-                   draw(st.booleans()), draw(st.sampled_from([2, 2, 3, 1])))
+    return draw_program(pick), draw_world(pick)
 
 
-def _choices(name: str, chosen: list[int], kinds: list[Kind]) -> list[int]:
-    """Values that may be the next operand, so that those after it find one, too."""
-    wanted = OPS[name].signature.operands
-    found: list[int] = []
-    for number in reversed(range(len(kinds))):
-        attempt = [*chosen, number]
-        if OPS[name].signature.accepts([kinds[one] for one in attempt]) is None:
-            continue
-        if len(attempt) < len(wanted):
-            if _choices(name, attempt, kinds):
-                found.append(number)
-        elif OPS[name].signature.makes([kinds[one] for one in attempt]) is not None:
-            found.append(number)
-    return found
+def random_trial(seed: int) -> tuple[Program, World]:
+    pick = random.Random(seed).choice
+    return draw_program(pick), draw_world(pick)
 
 
-def _fits(name: str, kinds: list[Kind]) -> bool:
-    return bool(_choices(name, [], kinds))
-
-
-def _operands(draw: st.DrawFn, name: str, kinds: list[Kind]) -> tuple[int, ...]:
-    chosen: list[int] = []
-    for _ in OPS[name].signature.operands:
-        near = _choices(name, chosen, kinds)
-        chosen.append(draw(st.sampled_from([near[0], *near])))
-    return tuple(chosen)
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> World:
+def draw_world(pick: Pick) -> World:
+    more = range(10)
     return World(
-        draw(st.sampled_from([2, 3, 4, 1, 5, 6])),
-        draw(st.sampled_from(["striped", "zigzag", "ring"])),
-        (draw(st.integers(0, 9)), draw(st.integers(0, 9))),
-        draw(st.sampled_from([2, 3])),
+        pick([2, 3, 4, 1, 5, 6]), pick(["striped", "zigzag", "ring"]), (pick(more), pick(more)), pick([2, 3])
     )
+
+
+def draw_program(pick: Pick) -> Program:
+    inputs = pick(_INPUTS)
+    drawing = _Drawing(pick, [INPUTS[name] for name in inputs], [])
+    for number, kind in enumerate(list(drawing.kinds)):
+        if kind.form == "ids":
+            drawing.line(pick(["embed_again", "embed"]), (number,))
+    for _ in range(pick(LINES)):
+        usable = {group: [name for name in names if drawing.fits(name)] for group, names in GROUPS.items()}
+        name = pick(usable[pick([group for group, names in usable.items() if names])])
+        drawing.line(name, drawing.operands(name))
+    train, batch = pick([False, True]), pick([2, 2, 3, 1])
+    return Program(inputs, tuple(drawing.lines), drawing.outputs(len(inputs)), pick(range(4)), train, batch)
+
+
+@dataclass
+class _Drawing:
+    pick: Pick
+    kinds: list[Kind]
+    lines: list[Line]
+
+    def line(self, name: str, operands: tuple[int, ...]) -> None:
+        made = OPS[name].signature.makes([self.kinds[operand] for operand in operands])
+        assert made is not None
+        self.lines.append(Line(name, operands))
+        self.kinds.append(made)
+
+    def fits(self, name: str) -> bool:
+        return bool(self._choices(name, ()))
+
+    def operands(self, name: str) -> tuple[int, ...]:
+        """The latest values are likelier."""
+        chosen: tuple[int, ...] = ()
+        for _ in OPS[name].signature.operands:
+            fitting = self._choices(name, chosen)
+            chosen = (*chosen, self.pick(fitting[: self.pick([1, 1, 3, len(fitting)])]))
+        return chosen
+
+    def _choices(self, name: str, chosen: tuple[int, ...]) -> list[int]:
+        """Values that may be the next operand, so that those after it find one, too; the latest first."""
+        signature = OPS[name].signature
+        found: list[int] = []
+        for number in reversed(range(len(self.kinds))):
+            tried = (*chosen, number)
+            kinds = [self.kinds[one] for one in tried]
+            if len(tried) == len(signature.operands):
+                fits = signature.makes(kinds) is not None
+            else:
+                fits = signature.accepts(kinds) is not None and bool(self._choices(name, tried))
+            if fits:
+                found.append(number)
+        return found
+
+    def outputs(self, inputs: int) -> tuple[int, ...]:
+        """All values that nobody reads, and sometimes one more."""
+        able = [at for at in range(inputs, len(self.kinds)) if self.kinds[at].form not in _UNREAD]
+        used = {operand for line in self.lines for operand in line.operands}
+        extra = {self.pick(able)} if self.pick([False, False, True]) else set[int]()
+        return tuple(sorted({at for at in able if at not in used} | extra)) or (able[-1],)

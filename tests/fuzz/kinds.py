@@ -68,29 +68,39 @@ class Signature:
     def accepts(self, kinds: Sequence[Kind]) -> dict[str, Length] | None:
         """The lengths that the letters stand for, when operands of these kinds come first; None if they do not fit."""
         known: dict[str, Length] = {"S": S, "T": T}
-        for kind, (form, letter) in zip(kinds, self.operands, strict=False):
+        for kind, (form, text) in zip(kinds, self.operands, strict=False):
             if kind.form != form:
                 return None
-            if letter and known.setdefault(letter, kind.length or Length()) != kind.length:
+            if text.isalpha():
+                known.setdefault(text, kind.length or Length())
+            if text and _length(text, known) != kind.length:
                 return None
         return known
 
     def makes(self, kinds: Sequence[Kind]) -> Kind | None:
-        """The kind of the result; None if the operands do not fit or the result would be too long."""
+        """The kind of the result; None if the operands do not fit or the result would be too long or too short."""
         known = self.accepts(kinds)
         if known is None:
             return None
         form, text = self.result
         if not text:
             return Kind(form)
-        length = Length()
-        for sign, number, letter in re.findall(r"([+-]?)(\d*)([A-Za-z]?)", text):
-            count = int(number or 1) * (-1 if sign == "-" else 1)
-            for _ in range(abs(count) if letter else 0):
-                length = length.plus(known[letter])
-            if not letter and number:
-                length = length.plus(Length(more=count))
+        length = _length(text, known)
         return Kind(form, length) if length.tame else None
+
+
+def _length(text: str, known: Mapping[str, Length]) -> Length:
+    """`2n+k-1`, the letters known."""
+    length = Length()
+    for sign, number, letter in re.findall(r"([+-]?)(\d*)([A-Za-z]?)", text):
+        count = int(number or 1) * (-1 if sign == "-" else 1)
+        if letter:
+            assert count > 0, text
+            for _ in range(count):
+                length = length.plus(known[letter])
+        elif number:
+            length = length.plus(Length(more=count))
+    return length
 
 
 def _term(text: str) -> tuple[str, str]:

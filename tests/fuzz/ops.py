@@ -13,4 +13,10 @@ from tests.fuzz.ops_losses import LOSSES
 from tests.fuzz.ops_moves import MOVES
 from tests.fuzz.ops_writes import WRITES
 
-OPS: Mapping[str, Op] = {**FEATURES, **MOVES, **ALONG, **ATTENTION, **IDS, **LOSSES, **WRITES}
+_TABLES = (FEATURES, MOVES, ALONG, ATTENTION, IDS, LOSSES, WRITES)
+OPS: Mapping[str, Op] = {name: op for table in _TABLES for name, op in table.items()}
+assert len(OPS) == sum(map(len, _TABLES)), "two ops of one name"
+# Drawn from a list of each table, in which an op stands as often as it weighs.
+GROUPS: Mapping[int, tuple[str, ...]] = {
+    at: tuple(name for name, op in table.items() for _ in range(op.weight)) for at, table in enumerate(_TABLES)
+}
