@@ -63,8 +63,9 @@ def draw_program(pick: Pick) -> Program:
         if kind.form == "ids":
             drawing.line(pick(["embed_again", "embed"]), (number,))
     for _ in range(pick(LINES)):
-        usable = {group: [name for name in names if drawing.fits(name)] for group, names in GROUPS.items()}
-        name = pick(usable[pick([group for group, names in usable.items() if names])])
+        names = GROUPS[pick(range(len(GROUPS)))]
+        fitting = {name for name in set(names) if drawing.fits(name)}
+        name = pick([name for name in names if name in fitting] or ["embed"])
         drawing.line(name, drawing.operands(name))
     train, batch = pick([False, True]), pick([2, 2, 3, 1])
     return Program(inputs, tuple(drawing.lines), drawing.outputs(len(inputs)), pick(range(4)), train, batch)

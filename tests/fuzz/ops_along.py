@@ -29,6 +29,16 @@ def instance_norm(m, x):
 
 
 ALONG = {
+    "relu_amax": op("hidden n -> pooled", lambda m, x: (x - 1).relu().amax(1), 2),
+    "relu_max": op("hidden n -> pooled", lambda m, x: (x - 1).relu().max(1)[0], 2),
+    "count_along": op("hidden n -> pooled", lambda m, x: (x > 0).sum(1) * m.rms.weight, 2),
+    "mean_of_tokens": op("hidden n -> hidden n", lambda m, x: x - x.mean((0, 1)), 2),
+    "sum_over_length": op("hidden n -> pooled", lambda m, x: x.sum(1) / x.shape[1] ** 0.5, 2),
+    "cross_mean": op("hidden n, hidden n -> pooled", lambda m, x, y: torch.einsum("bsd,bsd->bd", x, y).tanh(), 2),
+    "dot_all": op("hidden n, hidden n -> scalar", lambda m, x, y: torch.tanh((x * y).sum((1, 2))).mean(), 2),
+    "squeeze_excite": op("hidden n -> hidden n", lambda m, x: x * torch.sigmoid(m.c(x.mean(1))).unsqueeze(1), 2),
+    "argmax_token": op("token n -> pooled", lambda m, x: m.positions[x.argmax(1) % 9], 2),
+    "weighted_by_rank": rare("token n -> token n", lambda m, x: x.argsort(1).to(x.dtype)),
     "sum": op("hidden n -> pooled", lambda m, x: torch.tanh(x).sum(1), 3),
     "mean": op("hidden n -> pooled", lambda m, x: x.mean(1), 4),
     "mean_kept": op("hidden n -> hidden n", lambda m, x: x - x.mean(1, keepdim=True), 3),

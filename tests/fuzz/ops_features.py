@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tests.fuzz.op import op, rare
 from tests.fuzz.parts import D, EXPERTS, HEADS
@@ -40,7 +41,37 @@ def no_grad(m, x):
     return x * torch.sigmoid(y)
 
 
+def rotate_complex(m, x):
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    angles = torch.arange(x.shape[1])[:, None] * torch.tensor([1.0, 0.5, 0.1, 0.01]).to(x.dtype)
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+def fused(m, x):
+    a, b, c = (x @ torch.cat([m.a.weight, m.b.weight, m.c.weight]).T).chunk(3, -1)
+    return a * torch.sigmoid(b) + c
+
+
 FEATURES = {
+    "checkpointed": op("hidden n -> hidden n", lambda m, x: checkpoint(m.a, x, use_reentrant=False), 2),
+    "rotate_complex": op("hidden n -> hidden n", rotate_complex, 2),
+    "fused": op("hidden n -> hidden n", fused, 2),
+    "count_positive": op("hidden n -> token n", lambda m, x: (x > 0).sum(-1).to(x.dtype) * m.one.bias, 2),
+    "mask_by_value": op("hidden n, hidden n -> hidden n", lambda m, x, y: x.masked_fill(y > 0.5, 0.1), 2),
+    "repeat_features": op("hidden n -> hidden n", lambda m, x: x[..., :4].repeat_interleave(2, -1), 2),
+    "clamp": op("hidden n -> hidden n", lambda m, x: x.clamp(-1, 1), 2),
+    "greedy": op("hidden n -> hidden n", lambda m, x: m.e(m.head(x).argmax(-1)), 2),
+    "by_length": op("hidden n -> hidden n", lambda m, x: x * (x.shape[1] ** -0.5), 2),
+    "batch_mean": op("hidden n -> hidden n", lambda m, x: x - x.mean(0), 1),
+    "bmm": op("hidden n -> hidden n", lambda m, x: torch.bmm(x, m.a.weight.expand(x.shape[0], -1, -1)), 2),
+    "einsum_heads": op("heads n -> hidden n", lambda m, x: torch.einsum("bhsd,hde->bse", x, m.experts[:1].view(4, 2, 8)), 2),
+    "table_mean": op("hidden n -> hidden n", lambda m, x: x + m.positions[: x.shape[1]].mean(0), 2),
+    "table_softmax": op("hidden n -> hidden n", lambda m, x: x * m.positions[: x.shape[1]].softmax(0), 2),
+    "table_cumsum": rare("hidden n -> hidden n", lambda m, x: x + m.positions.tanh().cumsum(0)[: x.shape[1]] / 9),
+    "table_cumsum_cut": rare("hidden n -> hidden n", lambda m, x: x + m.positions[: x.shape[1]].cumsum(0) / 9),
+    "linspace": op("hidden n -> hidden n", lambda m, x: x * torch.linspace(0, 1, x.shape[1]).to(x.dtype)[:, None], 2),
+    "new_ones": op("hidden n -> hidden n", lambda m, x: x + x.new_ones(x.shape[0], x.shape[1], 1) * m.rms.weight, 2),
+    "scalar_detached": op("hidden n, scalar -> hidden n", lambda m, x, y: x * torch.tanh(y.detach()), 2),
     "linear": op("hidden n -> hidden n", lambda m, x: m.a(x), 6),
     "linear_b": op("hidden n -> hidden n", lambda m, x: m.b(x)),
     "mlp": op("hidden n -> hidden n", lambda m, x: x + m.c(F.gelu(m.b(x)))),

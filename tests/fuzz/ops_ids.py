@@ -38,7 +38,41 @@ def bias_of_ids(m, x, ids):
     return x + F.one_hot(ids, VOCAB).to(x.dtype) @ m.e.weight
 
 
+def segment_sums(m, x, ids):
+    return (F.one_hot(ids, VOCAB).to(x.dtype).mT @ x).tanh().sum(1)
+
+
+def segment_add(m, x, ids):
+    sums = x.new_zeros(VOCAB, x.shape[2]).index_add(0, ids.flatten(), x.flatten(0, 1))
+    return torch.tanh(sums[:1] + sums[1:2]).expand(x.shape[0], -1)
+
+
+def ids_changed(m, ids):
+    ids = ids.clone()
+    ids[:, 0] = 1
+    ids[ids == 3] = 0
+    ids[:, 1:] += ids[:, :-1].clone()
+    return ids % VOCAB
+
+
+def flags_changed(m, flags):
+    flags = flags.clone()
+    flags[:, 0] = True
+    flags.logical_not_()
+    return flags
+
+
 IDS = {
+    "segment_sums": op("hidden n, ids n -> pooled", segment_sums, 2),
+    "segment_add": op("hidden n, ids n -> pooled", segment_add, 2),
+    "gather_feature": op("hidden n, ids n -> token n", lambda m, x, ids: x.gather(-1, ids[..., None])[..., 0], 2),
+    "scatter_feature": op("hidden n, ids n -> hidden n", lambda m, x, i: x.scatter(-1, i[..., None], 0.5), 2),
+    "ids_changed": op("ids n -> ids n", ids_changed, 2),
+    "ids_total": op("hidden n, ids k -> hidden n", lambda m, x, ids: x * (ids.sum(1) % 3)[:, None, None], 2),
+    "ids_scale": op("hidden n, ids n -> hidden n", lambda m, x, ids: x / (1.0 + ids)[..., None], 2),
+    "ids_chosen": rare("hidden n, ids n -> scalar", lambda m, x, ids: x[ids == 3].sum()),
+    "far": op("ids n -> flags n", lambda m, ids: torch.arange(ids.shape[1]).flip(0).expand_as(ids) > 2, 2),
+    "flags_changed": op("flags n -> flags n", flags_changed, 2),
     "embed": op("ids n -> hidden n", lambda m, ids: m.e(ids), 12),
     "embed_again": op("ids n -> hidden n", lambda m, ids: m.norm(m.e(ids)) + m.positions[: ids.shape[1]], 6),
     "one_hot": op("ids n -> hidden n", lambda m, ids: F.one_hot(ids, VOCAB).to(m.a.weight.dtype) @ m.e.weight, 2),

@@ -43,7 +43,32 @@ def by_items(m, x, labels):
     return ce(m, x, labels, reduction="sum") / (labels != -100).sum()
 
 
+def relabelled(m, x, labels, ids):
+    y = labels.clone()
+    y[:, 0] = -100
+    y.masked_fill_(ids == 1, -100)
+    y[0, -1] = 2
+    return ce(m, x, y)
+
+
+def tied(m, x, labels):
+    logits = x[:, :-1] @ m.e.weight.T
+    return F.cross_entropy(logits.reshape(-1, VOCAB), labels[:, 1:].reshape(-1))
+
+
+def float_mask(m, x, labels):
+    mask = (labels[:, 1:] != -100).to(x.dtype)
+    log = F.log_softmax(m.head(x)[:, :-1], -1)
+    picked = torch.gather(log, 2, labels[:, 1:].clamp(min=0).unsqueeze(2)).squeeze(2)
+    return -(picked * mask).sum() / mask.sum().clamp(min=1)
+
+
 LOSSES = {
+    "ce_relabelled": op("hidden S, labels S, ids S -> scalar", relabelled, 3),
+    "ce_tied": op("hidden S, labels S -> scalar", tied, 3),
+    "ce_weighted": op("token S, labels S -> scalar", lambda m, x, y: (x * (y >= 0)).sum() / (y >= 0).sum(), 3),
+    "ce_two": op("hidden S, labels S -> scalar", lambda m, x, y: ce(m, x, y) + ce(m, m.a(x), padded(y)), 2),
+    "ce_float_mask": op("hidden S, labels S -> scalar", float_mask, 2),
     "ce": op("hidden S, labels S -> scalar", ce, 4),
     "ce_sum": op("hidden S, labels S -> scalar", lambda m, x, y: ce(m, x, y, reduction="sum"), 2),
     "ce_shift_both": op("hidden S, labels S -> scalar", lambda m, x, y: ce(m, x[:, :-1], y[:, 1:]), 4),

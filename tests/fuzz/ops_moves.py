@@ -44,6 +44,17 @@ def last_valid_gather(m, x, ids):
 
 
 MOVES = {
+    "half": rare("hidden n -> pooled", lambda m, x: x[:, : x.shape[1] // 2].sum(1)),
+    "later_half": rare("hidden n -> pooled", lambda m, x: x[:, x.shape[1] // 2 :].sum(1)),
+    "chunk_along": rare("hidden n -> pooled", lambda m, x: x.chunk(2, 1)[1].mean(1)),
+    "repeat_along": rare("hidden n -> hidden 2n", lambda m, x: x.repeat(1, 2, 1)),
+    "first_spread": op("hidden n -> hidden n", lambda m, x: x * x[:, :1].expand(-1, x.shape[1], -1), 2),
+    "slice_twice": op("hidden n -> hidden n-2", lambda m, x: x[:, 1:][:, :-1], 2),
+    "slice_and_select": op("hidden n -> pooled", lambda m, x: x[:, 2:][:, 0] + x[:, :-1][:, -1], 2),
+    "pad_and_cut": op("hidden n -> hidden n", lambda m, x: F.pad(x, (0, 0, 1, 1))[:, :-2], 2),
+    "index_list": rare("hidden n -> few", lambda m, x: x[:, [0, -1]]),
+    "neighbours": op("hidden n -> hidden n-2", lambda m, x: x[:, :-2] + 2 * x[:, 1:-1] - x[:, 2:], 2),
+    "windows": rare("hidden n -> hidden n-1", lambda m, x: x.unfold(1, 2, 1).mean(-1)),
     "drop_first": op("hidden n -> hidden n-1", lambda m, x: x[:, 1:], 5),
     "drop_last": op("hidden n -> hidden n-1", lambda m, x: x[:, :-1], 5),
     "drop_two": op("hidden n -> hidden n-2", lambda m, x: x[:, 2:], 2),
@@ -73,7 +84,7 @@ MOVES = {
     "join": op("hidden n, hidden k -> hidden n+k", lambda m, x, y: torch.cat([x, y], 1), 3),
     "join_few": op("hidden n, few -> hidden n+2", lambda m, x, y: torch.cat([y, x], 1), 3),
     "join_pooled": op("hidden n, pooled -> hidden n+1", lambda m, x, y: torch.cat([x, y[:, None]], 1), 2),
-    "cut_to": op("hidden k, hidden n -> hidden n", lambda m, x, y: x[:, : y.shape[1]] + y, 1),
+    "cut_to": op("hidden n, hidden 2n -> hidden n", lambda m, x, y: x + y[:, : x.shape[1]], 1),
     "heads_drop": op("heads n -> heads n-1", lambda m, x: x[:, :, 1:], 3),
     "heads_drop_last": op("heads n -> heads n-1", lambda m, x: x[:, :, :-1], 3),
     "first_drop": op("first n -> first n-1", lambda m, x: x[1:], 3),
