@@ -22,7 +22,7 @@ class Fuzzed(nn.Module):
         self.double().train(program.train)
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
-        values = list(inputs)
+        values = [given.transpose(0, 1) for given in inputs] if self.program.turned else list(inputs)
         for line in self.program.lines:
             values.append(OPS[line.op].run(self.parts, *(values[operand] for operand in line.operands)))
         return {f"v{number}": values[number] for number in self.program.outputs}
@@ -36,10 +36,11 @@ def make_inputs(program: Program, first: int, second: int, batch: int) -> list[T
         kind = INPUTS[name]
         length = first if kind.length == S else second
         if kind.form == "hidden":
-            made.append(torch.randn(batch, length, D, generator=draw, dtype=torch.float64).requires_grad_())
-            continue
-        ids = torch.randint(0, VOCAB, (batch, length), generator=draw)
+            given = torch.randn(batch, length, D, generator=draw, dtype=torch.float64)
+        else:
+            given = torch.randint(0, VOCAB, (batch, length), generator=draw)
         if kind.form == "labels":
-            ids[0, : length // 2] = -100
-        made.append(ids)
+            given[0, : length // 2] = -100
+        given = given.transpose(0, 1).contiguous() if program.turned else given
+        made.append(given.requires_grad_(kind.form == "hidden" and name != "signal"))
     return made

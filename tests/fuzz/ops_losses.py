@@ -64,6 +64,7 @@ def float_mask(m, x, labels):
 
 
 LOSSES = {
+    "regression": op("token S, labels S -> scalar", lambda m, x, y: F.mse_loss(x, y.clamp(min=0).to(x.dtype)), 2),
     "ce_relabelled": op("hidden S, labels S, ids S -> scalar", relabelled, 3),
     "ce_tied": op("hidden S, labels S -> scalar", tied, 3),
     "ce_weighted": op("token S, labels S -> scalar", lambda m, x, y: (x * (y >= 0)).sum() / (y >= 0).sum(), 3),

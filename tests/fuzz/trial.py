@@ -35,12 +35,13 @@ _ZERO = 1e-13
 
 @dataclass(frozen=True)
 class World:
-    """beyond: how many tokens the sequences have more than they must."""
+    """beyond: how many tokens the sequences have more than they must.  batch: how many rows, if not a single one."""
 
     size: int
     strategy: str
     beyond: tuple[int, int]
     batch: int = 3
+    kernel: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ def attempt(program: Program, world: World) -> Outcome:
     call, tensors = Call.of(model, examples, {})
     try:
         captured, outputs = capture(
-            model, call, tensors, sequence_dim=1, strategy=find_strategy(world.strategy)
+            model, call, tensors, sequence_dim=0 if program.turned else 1, strategy=find_strategy(world.strategy)
         )
-        transformed = run_passes(captured, pipeline())
+        transformed = run_passes(captured, pipeline(kernel=world.kernel))
     except SpError as error:
         if isinstance(error, UnsupportedModelError) or isinstance(error.__cause__, UnsupportedModelError):
             return Outcome("refused", str(error))
