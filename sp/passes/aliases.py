@@ -91,6 +91,7 @@ _SHAPES = frozenset(
 )
 _TURNS = frozenset({"aten.transpose", "aten.permute", "aten.t", "aten.mT", "aten.numpy_T", "aten.swapaxes"})
 _CUTS = frozenset({"aten.slice", "aten.narrow", "aten.select"})
+_BROADCAST = "aten.broadcast_tensors"
 _PARTS = frozenset({"aten.chunk", "aten.split", "aten.split_with_sizes", "aten.unsafe_chunk", "aten.unbind"})
 
 
@@ -149,6 +150,8 @@ class Lenses:
         if view.target is not operator.getitem:
             target = aten.reshape.default if view.target in _VIEWS else view.target
             return self.emit(target, (whole, *view.args[1:]), dict(view.kwargs))
+        if op_name(cast(fx.Node, view.args[0])) == _BROADCAST:
+            return self.emit(aten.expand.default, (whole, [self._size(size) for size in shape(view)]))
         span = span_of(view)
         start, stop = self._size(span.start), self._size(span.start + span.length)
         if span.drops:
@@ -160,7 +163,7 @@ class Lenses:
 
         Raises NoLensError."""
         name = op_name(cast(fx.Node, view.args[0]) if view.target is operator.getitem else view)
-        if view in self.same or name == "aten.detach":
+        if view in self.same or name == "aten.detach" or (name == _BROADCAST and shape(view) == shape(whole)):
             return value
         if name in _SHAPES and view.meta["val"].dtype == whole.meta["val"].dtype:
             return self.emit(aten.reshape.default, (value, [self._size(size) for size in shape(whole)]))

@@ -21,7 +21,17 @@ import torch
 from torch import fx
 
 from sp.errors import Refusal
-from sp.passes.fxtools import exact_quotient, module_path, op_name, positional, refusal, shape, source_line, tensor
+from sp.passes.fxtools import (
+    exact_quotient,
+    module_path,
+    op_name,
+    positional,
+    refusal,
+    same_size,
+    shape,
+    source_line,
+    tensor,
+)
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
 from sp.passes.index_rules import INDEX_RULES
@@ -72,7 +82,7 @@ class RewriteAttention:
             band = prove_mask(cast("fx.Node | None", mask), bool(is_causal), algebra)
         except Unproven as unproven:
             return explain(unproven, node)
-        if band.left is not None and shape(query)[2] != shape(key)[2]:
+        if band.left is not None and not same_size(shape(query)[2], shape(key)[2]):
             return refusal(node, f"its mask {band} hides every key from some query", "use a mask without a window")
         key, value, why = ungroup(query, key, value, bool(enable_gqa))
         width = int(shape(query)[3])
@@ -111,7 +121,7 @@ def _misfit(
     if dropout:
         return refusal(node, f"it drops out scores with probability {dropout}", "set the attention dropout to 0")
     lengths = [shape(operand)[2] for operand in (query, key, value)]
-    if not all(map(program.is_length, lengths)) or lengths[1] != lengths[2]:
+    if not all(map(program.is_length, lengths)) or not same_size(lengths[1], lengths[2]):
         return refusal(
             node,
             f"queries, keys and values have lengths {lengths} along dim 2",

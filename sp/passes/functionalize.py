@@ -61,7 +61,7 @@ class Functionalize:
 
 class _Rewriter:
     """Walks the graph in order.  versions: how often the memory of a root has changed.  now: what stands for a value,
-    and as of which version of its root."""
+    and as of which version of its root.  split_at: all versions when an op gave several results, of several roots."""
 
     def __init__(self, program: Program, changes: list[fx.Node]) -> None:
         self.graph = program.graph
@@ -76,7 +76,7 @@ class _Rewriter:
         targets = [node.args[0] for node in changes if node.args and isinstance(node.args[0], fx.Node)]
         self.versions = {self.roots[node]: 0 for node in targets}
         self.now: dict[fx.Node, tuple[int, fx.Node]] = {}
-        self.split_at: dict[fx.Node, int] = {}
+        self.split_at: dict[fx.Node, Mapping[fx.Node, int]] = {}
         self.shared = _shared_by_strangers(self.roots)
         self.refused: dict[str, Refusal] = {}
         self.gradients = Gradients(stop_at_quiet=True)
@@ -93,18 +93,25 @@ class _Rewriter:
             self._change(node)
             return
         for operand in node.all_input_nodes:
-            with self.graph.inserting_before(node):
-                current = self.read(operand)
+            try:
+                with self.graph.inserting_before(node):
+                    current = self.read(operand)
+            except NoLensError as error:
+                why = f"it reads {operand.name}, whose memory was changed in place, through {error}"
+                self.refused[node.name] = refusal(node, why, OUT_OF_PLACE)
+                continue
             if current is not operand:
                 node.replace_input_with(operand, current)
                 if node.target is aten.view.default:
                     node.target = aten.reshape.default  # the new value may lie differently in memory
-        if self.roots[node] in self.versions:
-            version = self.versions[self.roots[node]]
-            if node.target is operator.getitem:  # a part of a split is as old as the split
-                version = self.split_at.get(cast(fx.Node, node.args[0]), version)
-            self.split_at[node] = version
-            self.now[node] = (version, node)
+        root = self.roots[node]
+        if tensor(node) is None:
+            self.split_at[node] = dict(self.versions)
+        elif root in self.versions:
+            # A part of a split is as old as the split.
+            split = node.args[0] if node.target is operator.getitem else None
+            versions = self.versions if split is None else self.split_at.get(cast(fx.Node, split), self.versions)
+            self.now[node] = (versions[root], node)
         self.gradients(node)
 
     def read(self, node: fx.Node) -> fx.Node:

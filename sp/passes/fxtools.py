@@ -52,6 +52,11 @@ def product(sizes: Sequence[sympy.Expr]) -> sympy.Expr:
     return sympy.Mul(*sizes) if sizes else sympy.Integer(1)
 
 
+def same_size(a: sympy.Expr, b: sympy.Expr) -> bool:
+    """Whether two sizes are equal however they are written: torch leaves `B*(S - 1)` or `B*S - B`, as it comes."""
+    return a == b or sympy.expand(a - b) == 0
+
+
 @lru_cache(maxsize=4096)
 def exact_quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
     """`a / b` if that is an integer whatever values the size symbols take, else None."""

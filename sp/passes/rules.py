@@ -16,7 +16,7 @@ from typing import Literal
 import sympy
 from torch import fx
 
-from sp.passes.fxtools import shape
+from sp.passes.fxtools import same_size, shape
 from sp.program import Partial, Placement, Replicated, Sharded
 
 
@@ -142,7 +142,7 @@ def operand_need(case: Case, operand: fx.Node, dim: int | None) -> Placement:
         return Replicated()
     size = sizes[dim] if dim < len(sizes) else sympy.Integer(0)
     whole = shape(case.anchor)[case.placement.dim]
-    if size != whole:
+    if not same_size(size, whole):
         raise Refused(
             f"dim {dim} of {operand.name} has size {size} where the sequence of {case.anchor.name} has {whole}",
             "give both the same length",

@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch import fx
 
-from sp.passes.fxtools import expression, normal_dim, positional, shape
+from sp.passes.fxtools import expression, normal_dim, positional, same_size, shape
 from sp.passes.rules import Case, Refused, Ruling, operand_need, pointwise, unary
 from sp.program import Partial, Placement, Replicated, Sharded
 
@@ -30,7 +30,7 @@ def cut(case: Case) -> Ruling:
     _, dim, start, end, step = positional(case.node)
     if normal_dim(dim, len(shape(case.anchor))) != case.placement.dim:
         return unary(case, case.placement)
-    if case.placement.outer != 1 or shape(case.anchor)[case.placement.dim] != case.placement.length or step != 1:
+    if not _is_unmerged(case) or step != 1:
         raise Refused("it slices the sequence with a step, or merged with other dims", "slice before merging dims")
     length = shape(case.node)[case.placement.dim]
     begin = case.placement.length - length if _is_open(end) else _position(start, case.placement.length)
@@ -66,8 +66,12 @@ def pad(case: Case) -> Ruling:
     return Ruling(longer, {case.anchor: case.placement}, lowering="pad")
 
 
+def _is_unmerged(case: Case) -> bool:
+    return case.placement.outer == 1 and same_size(shape(case.anchor)[case.placement.dim], case.placement.length)
+
+
 def _check_unmerged(case: Case) -> None:
-    if case.placement.outer != 1 or shape(case.anchor)[case.placement.dim] != case.placement.length:
+    if not _is_unmerged(case):
         raise Refused("it works along a sequence that is merged with other dims", "do it before merging dims")
 
 

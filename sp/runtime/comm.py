@@ -143,7 +143,8 @@ def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> list
         return [x.clone(memory_format=torch.contiguous_format)]
     sizes = [prod(shape) * x.element_size() for shape in shapes]
     size = max(sizes)
-    padded = x.contiguous().view(-1).view(torch.uint8)
+    # A single element counts as contiguous whatever its strides are, and a view of other bytes wants 1.
+    padded = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
     if padded.numel() < size:
         padded = torch.cat([padded, padded.new_zeros(size - padded.numel())])
     received = [padded.new_empty(size) for _ in shapes]

@@ -16,7 +16,7 @@ from sp.passes.normalize import Normalize
 from sp.passes.place import Place
 from sp.runtime.comm import seat_name
 from sp.testing import run_ranks
-from tests.passes.exact import STRATEGIES, check_forward, results, single
+from tests.passes.exact import STRATEGIES, check, check_forward, results, single
 from tests.passes.programs import IDS_BS, Small, listing, ops, program_of
 
 
@@ -89,6 +89,15 @@ CASES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_exact(name: str) -> None:
     check_forward(CASES[name], STRATEGIES[list(CASES).index(name) % 3])
+
+
+@pytest.mark.parametrize("name", ["last token of each row", "token before the last", "gathered token", "amax", "max"])
+def test_exact_for_a_single_row(name: str) -> None:
+    """A batch of 1 is a number in the graph: torch.arange(batch) counts no rows, it is 0."""
+    torch.manual_seed(0)
+    model = Small(CASES[name]).double()
+    program = program_of(model, IDS_BS[:1], passes=pipeline())
+    check(model, program, [torch.randint(0, 11, (1, 10))])
 
 
 @pytest.mark.slow

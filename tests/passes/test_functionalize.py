@@ -64,6 +64,23 @@ def parts_of_a_split(m: Small, ids: Tensor) -> Any:
     return m.e(ids) + x, first + 0, second + 0, rest + 0
 
 
+def broadcast_to_each_other(m: Small, ids: Tensor) -> Any:
+    """Several results of several memories, which have changed so many times each: 2 and 1, then 2 and 2, 3 and 2."""
+    a, b, c = m.l(m.e(ids)), m.l(m.e(ids))[..., :1] * 2, m.e(ids) * 1
+    a += 1
+    a *= 2
+    b += 1
+    first, second = torch.broadcast_tensors(a, b)
+    b -= 3
+    third, fourth = torch.broadcast_tensors(c, b)
+    before = first + 3 * second + third
+    a += 1
+    c += 1
+    fourth = fourth + 0.5 * torch.stack(torch.broadcast_tensors(c, a)).sum(0)
+    third += 2
+    return before, first - second, third * fourth, c, F.mse_loss(c, a)
+
+
 def the_same_memory_under_other_names(m: Small, ids: Tensor) -> Any:
     """A dropout that does nothing, an idle cast and `contiguous` return their operand."""
     x = m.l(m.e(ids))
@@ -128,7 +145,7 @@ def twice_the_mask(m: Small, ids: Tensor) -> Tensor:
 
 EXACT: list[Callable[..., Any]] = [
     *(label_shift, arithmetic, through_views, parts_of_a_split, the_same_memory_under_other_names),
-    *(made_and_filled, kinds_of_numbers, by_index, without_gradients, twice_the_mask),
+    *(broadcast_to_each_other, made_and_filled, kinds_of_numbers, by_index, without_gradients, twice_the_mask),
 ]
 
 
@@ -210,6 +227,13 @@ def overlapping(m: Small, x: Tensor) -> Tensor:
     return h
 
 
+def read_through_an_unknown_view(m: Small, x: Tensor) -> Tensor:
+    h = m.l(x)
+    left, right = h.tensor_split(2, -1)
+    h += 1
+    return left * right
+
+
 def into_out(m: Small, x: Tensor) -> Tensor:
     h = torch.zeros_like(x)
     torch.add(x, 1, out=h)
@@ -228,6 +252,7 @@ REFUSED: list[tuple[Any, list[str]]] = [
     (hidden_from_autograd, ["behind autograd's back", "change a clone of it"]),
     (through_detach, ["behind autograd's back"]),
     (overlapping, ["through a view made by aten.unfold"]),
+    (read_through_an_unknown_view, ["it reads getitem", "in place, through a view made by aten.tensor_split"]),
     (into_out, ["it writes into an argument"]),
     (turned_in_place, ["in place"]),
 ]

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from sp.passes import rule_table
 from sp.testing.oracle import Verdict, check_rule
+from tests.passes.exact import check_forward
 from tests.passes.op_examples import EXAMPLES, SHAPES, Example, code, function
 from tests.passes.op_page import page
+from tests.passes.programs import Small
 
 # The least regular layout at a length that 3 does not divide; the slow tests try the others.
 ONCE: dict[str, Any] = {"lengths": (11,), "layouts": ("zigzag",)}
@@ -140,6 +142,17 @@ def test_merged_dims_come_apart_again() -> None:
 
     verdict = check_rule(merge_and_split, [torch.rand(2, 8, 4)])
     assert str(verdict) == "exact: sharded(dim 1), sharded(dim 1)"
+
+
+def merged_sizes_as_products_and_as_sums(m: Small, ids: Tensor) -> Tensor:
+    batch, length = ids.shape
+    x = m.l(m.e(ids))[:, :-1].reshape(batch * (length - 1), 4)
+    return x + m.p[:1].expand(batch * length - batch, 4)
+
+
+def test_equal_sizes_may_be_written_in_other_ways() -> None:
+    """B·(S − 1) and B·S − B.  Which of them torch writes for a view depends on what it has seen before."""
+    check_forward(merged_sizes_as_products_and_as_sums, "striped")
 
 
 @pytest.mark.slow

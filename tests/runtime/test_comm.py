@@ -151,6 +151,17 @@ def test_all_gather_of_different_sizes(size: int, dtype: torch.dtype) -> None:
         assert all(f.equal(p) and f.is_contiguous() for f, p in zip(found, parts, strict=True))
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1)])
+def test_all_gather_of_one_element_of_a_row(shape: tuple[int, ...]) -> None:
+    """It says that it is contiguous, and keeps the strides of the row."""
+
+    def gather(group: dist.ProcessGroup) -> list[float]:
+        part = torch.empty_strided(shape, [8] * len(shape), dtype=torch.float64).fill_(group.rank())
+        return [found.item() for found in all_gather(find_world(group.group_name), part, [shape] * 2)]
+
+    assert run_ranks(2, gather) == [[0.0, 1.0], [0.0, 1.0]]
+
+
 def test_all_gather_checks_what_was_promised() -> None:
     with pytest.raises(AssertionError, match="promised"):
         all_gather(World(0, 1), torch.zeros(3), [(4,)])

@@ -70,8 +70,9 @@ def index(node: fx.Node, build: Builder) -> fx.Node | None:
 def _counts_rows(rows: fx.Node, as_many: bool) -> bool:
     if not as_many or len(shape(rows)) != 1:
         return False
+    counting = 0 if shape(rows) == (1,) else coordinate(0)
     try:
-        return as_number(IndexAlgebra(INDEX_RULES).value(rows)) == coordinate(0)
+        return as_number(IndexAlgebra(INDEX_RULES).value(rows)) == counting
     except Opaque:
         return False
 

@@ -1,0 +1,123 @@
+"""Drawing programs and worlds: with hypothesis, which shrinks what fails, or with a random number generator, which
+spreads more evenly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from hypothesis import strategies as st
+
+from tests.fuzz.kinds import Kind
+from tests.fuzz.ops import GROUPS, OPS
+from tests.fuzz.program import INPUTS, Line, Program
+from tests.fuzz.trial import World
+
+T = TypeVar("T")
+
+LINES = range(1, 11)
+_INPUTS = (
+    ("ids",),
+    ("ids", "labels"),
+    ("ids", "labels"),
+    ("ids", "labels", "features"),
+    ("ids", "signal"),
+    ("ids", "signal", "other"),
+    ("ids", "other"),
+    ("ids", "labels", "other"),
+    ("ids", "others"),
+)
+_EVEN = 50
+
+
+class Pick(Protocol):
+    def __call__(self, items: Sequence[T], /) -> T:
+        """One of the items; the earlier ones are simpler."""
+        ...
+
+
+@st.composite
+def trials(draw: st.DrawFn) -> tuple[Program, World]:
+    def pick(items: Sequence[T], /) -> T:
+        if len(items) > _EVEN:  # of longer lists hypothesis prefers the first ones
+            first = draw(st.sampled_from(range(0, len(items), _EVEN)))
+            items = items[first : first + _EVEN]
+        return draw(st.sampled_from(items))
+
+    return draw_program(pick), draw_world(pick)
+
+
+def random_trial(seed: int) -> tuple[Program, World]:
+    pick = random.Random(seed).choice
+    return draw_program(pick), draw_world(pick)
+
+
+def draw_world(pick: Pick) -> World:
+    more = range(10)
+    return World(
+        pick([2, 3, 4, 1, 5, 6]), pick(["striped", "zigzag", "ring"]), (pick(more), pick(more)), pick([2, 3]),
+        pick([None, "dense"]))
+
+
+def draw_program(pick: Pick) -> Program:
+    inputs = pick(_INPUTS)
+    drawing = _Drawing(pick, [INPUTS[name] for name in inputs], [])
+    for number, kind in enumerate(list(drawing.kinds)):
+        if kind.form == "ids":
+            drawing.line(pick(["embed_again", "embed"]), (number,))
+    for _ in range(pick(LINES)):
+        names = GROUPS[pick(range(len(GROUPS)))]
+        fitting = {name for name in set(names) if drawing.fits(name)}
+        name = pick([name for name in names if name in fitting] or ["embed"])
+        drawing.line(name, drawing.operands(name))
+    outputs = drawing.outputs(len(inputs))
+    train, batch, turned = pick([False, True]), pick([2, 2, 3, 1]), pick([False, False, False, True])
+    return Program(inputs, tuple(drawing.lines), outputs, pick(range(4)), train, batch, turned)
+
+
+@dataclass
+class _Drawing:
+    pick: Pick
+    kinds: list[Kind]
+    lines: list[Line]
+
+    def line(self, name: str, operands: tuple[int, ...]) -> None:
+        made = OPS[name].signature.makes([self.kinds[operand] for operand in operands])
+        assert made is not None
+        self.lines.append(Line(name, operands))
+        self.kinds.append(made)
+
+    def fits(self, name: str) -> bool:
+        return bool(self._choices(name, ()))
+
+    def operands(self, name: str) -> tuple[int, ...]:
+        """The latest values are likelier."""
+        chosen: tuple[int, ...] = ()
+        for _ in OPS[name].signature.operands:
+            fitting = self._choices(name, chosen)
+            chosen = (*chosen, self.pick(fitting[: self.pick([1, 1, 3, len(fitting)])]))
+        return chosen
+
+    def _choices(self, name: str, chosen: tuple[int, ...]) -> list[int]:
+        """Values that may be the next operand, so that those after it find one, too; the latest first."""
+        signature = OPS[name].signature
+        found: list[int] = []
+        for number in reversed(range(len(self.kinds))):
+            tried = (*chosen, number)
+            kinds = [self.kinds[one] for one in tried]
+            if len(tried) == len(signature.operands):
+                fits = signature.makes(kinds) is not None
+            else:
+                fits = signature.accepts(kinds) is not None and bool(self._choices(name, tried))
+            if fits:
+                found.append(number)
+        return found
+
+    def outputs(self, inputs: int) -> tuple[int, ...]:
+        """All values that nobody reads, and sometimes one more, which may be an input."""
+        able = list(range(inputs, len(self.kinds)))
+        used = {operand for line in self.lines for operand in line.operands}
+        extra = {self.pick(range(len(self.kinds)))} if self.pick([False, False, True]) else set[int]()
+        return tuple(sorted({at for at in able if at not in used} | extra))
