@@ -149,7 +149,7 @@ PLACED: dict[str, tuple[Callable[..., Any], str]] = {
         slice_1: sharded(dim 1, [1:S])
         embedding_1: sharded(dim 1)
         linear: sharded(dim 1)
-        slice_4: sharded(dim 1, [1:S])
+        slice_2: sharded(dim 1, [1:S])
         mul: sharded(dim 1, [1:S])
         """,
     ),
