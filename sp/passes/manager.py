@@ -1,4 +1,4 @@
-"""The pass manager: runs passes in order, each on a graph of its own, and checks what each of them claims."""
+"""The pass manager: runs passes in order, on a graph of their own, and checks what each of them claims."""
 
 from __future__ import annotations
 
@@ -34,10 +34,15 @@ def _check_sequences(program: Program, name: str) -> None:
     assert program.symbols <= known, f"{name} has fixed the length of a sequence"
 
 
-def run_passes(program: Program, passes: Sequence[Pass], observe: Observer | None = None) -> Program:
-    """Run `passes` in order.  `observe(name, program)` sees every stage: for printing, timing, verification."""
-    for step in passes:
-        program = step.run(program.fork())
+def run_passes(
+    program: Program, passes: Sequence[Pass], observe: Observer | None = None, *, keep_stages: bool = False
+) -> Program:
+    """Run `passes` in order; `program` itself stays as it is.  `observe(name, program)` sees every stage.
+
+    keep_stages: each pass works on a copy, so that what `observe` has seen stays as it was: for printing, not for
+    timing, since copies take as long as the passes."""
+    for number, step in enumerate(passes):
+        program = step.run(program.fork() if keep_stages or number == 0 else program)
         program.graph.lint()
         _check_sequences(program, step.name)
         step.check(program)

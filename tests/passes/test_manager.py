@@ -52,9 +52,16 @@ def test_order_and_observation(program: Program) -> None:
     assert [note.stage for note in done.history[-3:]] == ["a", "b", "c"]
 
 
-def test_every_pass_has_a_graph_of_its_own(program: Program) -> None:
+def test_the_input_stays_as_it_is(program: Program) -> None:
+    done = run_passes(program, [Probe("a", erase="relu"), Probe("b", erase="tanh")])
+    assert {"aten.relu", "aten.tanh"} <= set(ops(program))
+    assert not {"aten.relu", "aten.tanh"} & set(ops(done))
+
+
+def test_stages_that_are_kept_have_graphs_of_their_own(program: Program) -> None:
     stages: list[Program] = [program]
-    run_passes(program, [Probe("a", erase="relu"), Probe("b", erase="tanh")], lambda _, stage: stages.append(stage))
+    probes = [Probe("a", erase="relu"), Probe("b", erase="tanh")]
+    run_passes(program, probes, lambda _, stage: stages.append(stage), keep_stages=True)
     assert ["aten.relu" in ops(stage) for stage in stages] == [True, False, False]
     assert ["aten.tanh" in ops(stage) for stage in stages] == [True, True, False]
     assert len({id(stage.graph) for stage in stages}) == 3

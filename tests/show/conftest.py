@@ -34,7 +34,7 @@ def inspect_model(name: str, strategy: str = "striped", world: int = 8, length: 
 def run_stages(name: str) -> dict[str, Program]:
     captured = inspect_model(name).captured
     stages = {"capture": captured}
-    run_passes(captured, pipeline(), stages.__setitem__)
+    run_passes(captured, pipeline(), stages.__setitem__, keep_stages=True)
     return stages
 
 
