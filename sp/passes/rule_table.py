@@ -44,6 +44,9 @@ PATTERNS: Mapping[str, str] = {
     "ger": "m, n -> m n",
     "bilinear": "... i!, ... j!, n i! j!, n -> ... n",
     "cdist": "... m k!, ... n k! -> ... m n",
+    # Along the sequence a convolution is taken apart by `decompose`; of tokens each as a small image it is local.
+    "conv1d": "b c! l!, o! i! k!, o! -> b o l",
+    "conv2d": "b c! h! w!, o! i! k! m!, o! -> b o h w",
     "view_as_complex": "... t! -> ...",
     "view_as_real": "... -> ... t",
 }

@@ -64,7 +64,8 @@ class Report:
             "strategy": {"name": strategy.name, "layout": strategy.layout, "transport": strategy.transport},
             "world": self.world,
             "length": self.length,
-            "local_lengths": self._local_lengths,
+            "local_lengths": self._local_lengths(self.length),
+            "lengths": list(self.lengths),
             "inputs": [_port_dict(port) for port in self._inputs],
             "outputs": [_port_dict(port) for port in self.program.outputs],
             "attentions": [_attention_dict(each) for each in self._attentions],
@@ -85,19 +86,26 @@ class Report:
         """Those that the caller passes."""
         return [port for port in self.program.inputs if not port.is_added]
 
-    @property
-    def _local_lengths(self) -> list[int]:
+    def _local_lengths(self, length: int) -> list[int]:
         layout = LAYOUTS[self.program.strategy.layout]
-        return [layout.local_length(self.length, rank, self.world) for rank in range(self.world)]
+        return [layout.local_length(length, rank, self.world) for rank in range(self.world)]
+
+    def _sequence_rows(self, number: int) -> list[tuple[str, str]]:
+        sequence, length = self.program.sequences[number], self.lengths[number]
+        local, name = self._local_lengths(length), "sequence" if number == 0 else f"sequence {number + 1}"
+        longest = f" to {sequence.longest:,}" if sequence.longest else ""
+        return [
+            (name, f"{tokens(length)}, {between(min(local), max(local))} on each rank"),
+            ("captured for", f"lengths from {sequence.shortest}{longest}"),
+        ]
 
     def _head(self) -> str:
-        strategy, sequence, lengths = self.program.strategy, self.program.sequence, self._local_lengths
-        longest = f" to {sequence.longest:,}" if sequence.longest else ""
+        strategy = self.program.strategy
+        sequences = [row for number in range(len(self.lengths)) for row in self._sequence_rows(number)]
         rows = [
             ("strategy", f"{strategy.name} = {strategy.layout} layout + {strategy.transport} transport"),
             ("world", f"{self.world} rank{'' if self.world == 1 else 's'}"),
-            ("sequence", f"{tokens(self.length)}, {between(min(lengths), max(lengths))} on each rank"),
-            ("captured for", f"lengths from {sequence.shortest}{longest}"),
+            *sequences,
             ("inputs", ", ".join(map(_port, self._inputs))),
             ("outputs", ", ".join(map(_port, self.program.outputs))),
         ]

@@ -57,8 +57,12 @@ def random_trial(seed: int) -> tuple[Program, World]:
 def draw_world(pick: Pick) -> World:
     more = range(10)
     return World(
-        pick([2, 3, 4, 1, 5, 6]), pick(["striped", "zigzag", "ring"]), (pick(more), pick(more)), pick([2, 3]),
-        pick([None, "dense"]))
+        pick([2, 3, 4, 1, 5, 6]),
+        pick(["striped", "zigzag", "ring"]),
+        (pick(more), pick(more)),
+        pick([2, 3]),
+        pick([None, "dense"]),
+    )
 
 
 def draw_program(pick: Pick) -> Program:

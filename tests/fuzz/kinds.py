@@ -1,8 +1,8 @@
 """Kinds: the form of a value, and how long it is, so that a program fits together before it is run.
 
-    "hidden n, hidden n -> hidden n-1"      two values of one length in, a value one token shorter out
-    "hidden n, hidden m -> hidden n+m"      two values of any lengths in
-    "hidden S, labels S -> scalar"          of the length of the ids exactly
+"hidden n, hidden n -> hidden n-1"      two values of one length in, a value one token shorter out
+"hidden n, hidden m -> hidden n+m"      two values of any lengths in
+"hidden S, labels S -> scalar"          of the length of the ids exactly
 """
 
 from __future__ import annotations

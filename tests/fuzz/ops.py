@@ -17,6 +17,4 @@ _TABLES = (FEATURES, MOVES, ALONG, ATTENTION, IDS, LOSSES, WRITES)
 OPS: Mapping[str, Op] = {name: op for table in _TABLES for name, op in table.items()}
 assert len(OPS) == sum(map(len, _TABLES)), "two ops of one name"
 # Drawn from a list of each table, in which an op stands as often as it weighs.
-GROUPS: Sequence[Sequence[str]] = [
-    [name for name, op in table.items() for _ in range(op.weight)] for table in _TABLES
-]
+GROUPS: Sequence[Sequence[str]] = [[name for name, op in table.items() for _ in range(op.weight)] for table in _TABLES]

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tests.fuzz.op import op, rare
-from tests.fuzz.parts import D, EXPERTS, HEADS
+from tests.fuzz.parts import EXPERTS, HEADS, D
 
 
 def experts(m, x):
@@ -64,7 +64,9 @@ FEATURES = {
     "by_length": op("hidden n -> hidden n", lambda m, x: x * (x.shape[1] ** -0.5), 2),
     "batch_mean": op("hidden n -> hidden n", lambda m, x: x - x.mean(0), 1),
     "bmm": op("hidden n -> hidden n", lambda m, x: torch.bmm(x, m.a.weight.expand(x.shape[0], -1, -1)), 2),
-    "einsum_heads": op("heads n -> hidden n", lambda m, x: torch.einsum("bhsd,hde->bse", x, m.experts[:1].view(4, 2, 8)), 2),
+    "einsum_heads": op(
+        "heads n -> hidden n", lambda m, x: torch.einsum("bhsd,hde->bse", x, m.experts[:1].view(4, 2, 8)), 2
+    ),
     "table_mean": op("hidden n -> hidden n", lambda m, x: x + m.positions[: x.shape[1]].mean(0), 2),
     "table_softmax": op("hidden n -> hidden n", lambda m, x: x * m.positions[: x.shape[1]].softmax(0), 2),
     "table_cumsum": rare("hidden n -> hidden n", lambda m, x: x + m.positions.tanh().cumsum(0)[: x.shape[1]] / 9),

@@ -92,8 +92,12 @@ IDS = {
     "ids_cut": op("ids n -> ids n-1", lambda m, ids: ids[:, :-1], 2),
     "ids_longer": op("ids n -> ids n+1", lambda m, ids: F.pad(ids, (1, 0), value=2), 2),
     "ids_max": op("ids n -> ids n", lambda m, ids: (ids + ids.amax(1, keepdim=True)) % VOCAB, 1),
-    "ids_every_other": op("ids n, hidden n -> hidden n", lambda m, ids, x: x + m.e(ids[:, ::2]).sum(1, keepdim=True), 1),
-    "ids_relative": rare("ids n, hidden n -> hidden n", lambda m, ids, x: (ids[:, :, None] == ids[:, None]).to(x.dtype) @ x),
+    "ids_every_other": op(
+        "ids n, hidden n -> hidden n", lambda m, ids, x: x + m.e(ids[:, ::2]).sum(1, keepdim=True), 1
+    ),
+    "ids_relative": rare(
+        "ids n, hidden n -> hidden n", lambda m, ids, x: (ids[:, :, None] == ids[:, None]).to(x.dtype) @ x
+    ),
     "known": op("ids n -> flags n", lambda m, ids: ids != 0, 5),
     "starts": op("ids n -> flags n", lambda m, ids: F.pad(ids[:, 1:] == ids[:, :-1], (1, 0), value=True), 3),
     "early": op("ids n -> flags n", lambda m, ids: (torch.arange(ids.shape[1]) < 4).expand_as(ids), 2),
@@ -101,7 +105,9 @@ IDS = {
     "before": op("ids n -> flags n", lambda m, ids: (ids == 1).cumsum(1) == 0, 2),
     "either": op("flags n, flags n -> flags n", lambda m, a, b: a ^ b, 1),
     "mask_fill": op("hidden n, flags n -> hidden n", lambda m, x, flags: x.masked_fill(flags[..., None], 0.25), 4),
-    "mask_where": op("hidden n, flags n -> hidden n", lambda m, x, f: torch.where(f.unsqueeze(-1), x, m.prefix[:, :1]), 4),
+    "mask_where": op(
+        "hidden n, flags n -> hidden n", lambda m, x, f: torch.where(f.unsqueeze(-1), x, m.prefix[:, :1]), 4
+    ),
     "mask_both": op("hidden n, hidden n, flags n -> hidden n", lambda m, x, y, f: torch.where(f[..., None], x, y), 3),
     "mask_scale": op("hidden n, flags n -> hidden n", lambda m, x, flags: x * flags.to(x.dtype).unsqueeze(-1), 3),
     "mask_token": op("token n, flags n -> token n", lambda m, x, flags: x.masked_fill(~flags, -3.0), 3),

@@ -79,7 +79,9 @@ MOVES = {
     "join_prefix": op("hidden n -> hidden n+2", lambda m, x: torch.cat([expand_prefix(m, x), x], 1), 4),
     "join_class": op("hidden n -> hidden n+1", lambda m, x: torch.cat([expand_prefix(m, x)[:, :1], x], 1), 4),
     "join_suffix": op("hidden n -> hidden n+2", lambda m, x: torch.cat([x, expand_prefix(m, x)], 1), 3),
-    "join_middle": op("hidden n, hidden k -> hidden n+k+2", lambda m, x, y: torch.cat([x, expand_prefix(m, x), y], 1), 2),
+    "join_middle": op(
+        "hidden n, hidden k -> hidden n+k+2", lambda m, x, y: torch.cat([x, expand_prefix(m, x), y], 1), 2
+    ),
     "join_self": op("hidden n -> hidden 2n", lambda m, x: torch.cat([x, m.a(x)], 1), 2),
     "join": op("hidden n, hidden k -> hidden n+k", lambda m, x, y: torch.cat([x, y], 1), 3),
     "join_few": op("hidden n, few -> hidden n+2", lambda m, x, y: torch.cat([y, x], 1), 3),

@@ -39,7 +39,9 @@ class Program:
         """As one would write it, a line per value."""
         lines = [f"v{len(self.inputs) + at} = {_called(line)}" for at, line in enumerate(self.lines)]
         heads = [f"v{at}: {name}" for at, name in enumerate(self.inputs)]
-        foot = f"return {self.outputs}   # seed {self.seed}, train {self.train}, batch {self.batch}, turned {self.turned}"
+        foot = (
+            f"return {self.outputs}   # seed {self.seed}, train {self.train}, batch {self.batch}, turned {self.turned}"
+        )
         return "\n  ".join(["", ", ".join(heads), *lines, foot])
 
 

@@ -21,7 +21,7 @@ def main(count: int, number: int) -> None:
         try:
             outcome = attempt(program, world)
             verdict, text = outcome.verdict, outcome.text
-        except Exception as error:
+        except Exception:
             verdict, text = "crash", traceback.format_exc()
         verdicts[verdict] += 1
         mine = {line.op for line in program.lines}

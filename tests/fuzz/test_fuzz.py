@@ -1,16 +1,10 @@
 """Random programs on random worlds: exact, or refused by name.  docs/fuzzing.md says what longer runs have found."""
 
-import random
-
 import hypothesis
-import pytest
 from hypothesis import HealthCheck, Phase, given
 
-from tests.fuzz.draw import draw_program, random_trial, trials
-from tests.fuzz.kinds import Kind, Length, S, Signature, T
-from tests.fuzz.model import Fuzzed
-from tests.fuzz.ops import OPS
-from tests.fuzz.program import INPUTS, Line, Program
+from tests.fuzz.draw import trials
+from tests.fuzz.program import Program
 from tests.fuzz.trial import World, attempt
 
 COUNT, LEAST_ACCEPTED = 200, 0.6

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
-import torch.distributed as dist
 from torch import fx
 
 from sp.errors import SpError, UnsupportedModelError
@@ -23,7 +22,7 @@ from sp.strategy import find_strategy
 from sp.testing.ranks import run_ranks
 from sp.validation.compare import compare
 from sp.validation.report import Row
-from sp.validation.sides import Seen, Side, Trial, Twin, observe, shake
+from sp.validation.sides import Side, Trial, Twin, observe, shake
 from tests.fuzz.model import Fuzzed, make_inputs
 from tests.fuzz.program import Program
 

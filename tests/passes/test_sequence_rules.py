@@ -64,6 +64,12 @@ def test_exact_in_every_world(name: str, world: int, strategy: str) -> None:
     check_forward(CASES[name], strategy, (max(world, 5), 9, 14), world)
 
 
+def test_sixteen_ranks() -> None:
+    """From one token for each on."""
+    for name, strategy in zip(("class token", "token shift", "attention of a span"), STRATEGIES, strict=True):
+        check_forward(CASES[name], strategy, (16, 17, 29), 16)
+
+
 def test_as_many_tokens_as_ranks() -> None:
     """The span of S - 1 tokens leaves one rank without any."""
     for strategy in STRATEGIES:
