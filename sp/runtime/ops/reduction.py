@@ -37,9 +37,10 @@ def _extreme(op: Any) -> Callable[[World, Tensor], Tensor]:
     """Maximum or minimum; NaN anywhere is NaN everywhere, as torch has it and backends have not."""
 
     def reduced(world: World, x: Tensor) -> Tensor:
-        result = all_reduce(world, x.masked_fill(x.isnan(), 0) if x.is_floating_point() else x, op)
         if not x.is_floating_point():
-            return result
+            return all_reduce(world, x.long(), op).to(x.dtype)  # backends do not know every dtype
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        result = all_reduce(world, wide.masked_fill(wide.isnan(), 0), op).to(x.dtype)
         missing = all_reduce(world, x.isnan().to(torch.int32), dist.ReduceOp.MAX)
         return result.masked_fill(missing.bool(), float("nan"))
 
@@ -115,6 +116,8 @@ def _peak(x: Tensor, dim: int, op: str) -> Tensor:
     shape = [1 if at == dim else size for at, size in enumerate(x.shape)]
     if x.is_floating_point():
         return x.new_full(shape, float("-inf" if op == "max" else "inf"))
+    if x.dtype == torch.bool:
+        return x.new_full(shape, op == "min")
     bounds = torch.iinfo(x.dtype)
     return x.new_full(shape, bounds.min if op == "max" else bounds.max)
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from sp.errors import StrategyError
-from sp.runtime.ops import reduce, replicate
+from sp.runtime.ops import peak, reduce, replicate
 from sp.testing import run_ranks
 from tests.runtime.fake_group import fake_group
 
@@ -173,3 +173,39 @@ def test_contradictions_are_caught() -> None:
         reduce(numbers(2) > 0, "sum", "")
     with pytest.raises(StrategyError, match="does not exist"):
         reduce(numbers(2), "sum", "gone")
+
+
+KINDS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_the_extreme_of_all_ranks(op: str, dtype: torch.dtype) -> None:
+    """Rank 0 has no tokens at all; what it says changes nothing."""
+    parts = [(10 * numbers(2, rank, 3, seed=rank)).to(dtype) for rank in range(3)]
+    whole = torch.cat(parts, 1)
+    right = whole.amax(1, keepdim=True) if op == "max" else whole.amin(1, keepdim=True)
+
+    def rank(group: dist.ProcessGroup) -> Tensor:
+        return reduce(peak(parts[group.rank()], 1, op), op, group.group_name)
+
+    for found in run_ranks(3, rank):
+        assert found.dtype == dtype
+        assert torch.equal(found, right)
+
+
+def test_one_nan_is_everybodys_extreme() -> None:
+    x = torch.tensor([[1.0, float("nan")], [float("inf"), -float("inf")]])
+
+    def rank(group: dist.ProcessGroup) -> Tensor:
+        return reduce(peak(x[group.rank(), None], 0, "max"), "max", group.group_name)
+
+    for found in run_ranks(2, rank):
+        torch.testing.assert_close(found, torch.tensor([[float("inf"), float("nan")]]), equal_nan=True)
+
+
+def test_extremes_have_no_gradient() -> None:
+    x = numbers(2, 3).requires_grad_()
+    assert not peak(x, 1, "max").requires_grad
+    assert not reduce(x, "max", "").requires_grad
+    torch.library.opcheck(peak, (x, 1, "max"), test_utils=("test_schema", "test_faketensor"))
