@@ -10,7 +10,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint format bench golden zoo clean
+.PHONY: help demo test test-slow lint format bench golden zoo fuzz clean
 
 help:  ## Print this table
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -43,12 +43,15 @@ golden: $(VENV)/.dev  ## Write the golden files anew; read the diff before you c
 zoo: $(VENV)/.dev  ## Write docs/zoo.md anew, or the rows of some families: ARGS="Llama 'Qwen2 (window)'"
 	$(BIN)/python -m tests.zoo.table $(ARGS)
 
+fuzz: $(VENV)/.dev  ## Run many random programs; others: ARGS="--count 3000 --seed 100000"
+	$(BIN)/python -m tests.fuzz.sweep $(ARGS)
+
 clean:  ## Delete caches, builds and what the examples wrote; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out examples/out benchmarks/out
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # Many ranks share the cores of one machine: a thread each, unless the caller says otherwise.
-test test-slow golden zoo: export OMP_NUM_THREADS ?= 1
+test test-slow golden zoo fuzz: export OMP_NUM_THREADS ?= 1
 
 # Installed once: each stamp is older than what it was made from only when there is something to install.
 # pip is the last file that venv writes, so a venv cut short is made again.

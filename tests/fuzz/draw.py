@@ -11,13 +11,12 @@ from typing import Protocol, TypeVar
 from hypothesis import strategies as st
 
 from tests.fuzz.kinds import Kind
-from tests.fuzz.ops import GROUPS, OPS
+from tests.fuzz.ops import GROUPS, OPS, READERS
 from tests.fuzz.program import INPUTS, Line, Program
 from tests.fuzz.trial import World
 
 T = TypeVar("T")
 
-LINES = range(1, 11)
 _INPUTS = (
     ("ids",),
     ("ids", "labels"),
@@ -39,17 +38,20 @@ class Pick(Protocol):
 
 
 @st.composite
-def trials(draw: st.DrawFn) -> tuple[Program, World]:
+def trials(draw: st.DrawFn, most: int) -> tuple[Program, World]:
+    """Programs of up to `most` lines, beside the embeddings."""
+
     def pick(items: Sequence[T], /) -> T:
         if len(items) > _EVEN:  # of longer lists hypothesis prefers the first ones
             first = draw(st.sampled_from(range(0, len(items), _EVEN)))
             items = items[first : first + _EVEN]
         return draw(st.sampled_from(items))
 
-    return draw_program(pick), draw_world(pick)
+    return draw_program(pick, most), draw_world(pick)
 
 
 def random_trial(seed: int) -> tuple[Program, World]:
+    """The program and the world of a number."""
     pick = random.Random(seed).choice
     return draw_program(pick), draw_world(pick)
 
@@ -65,16 +67,14 @@ def draw_world(pick: Pick) -> World:
     )
 
 
-def draw_program(pick: Pick) -> Program:
+def draw_program(pick: Pick, most: int = 10) -> Program:
     inputs = pick(_INPUTS)
-    drawing = _Drawing(pick, [INPUTS[name] for name in inputs], [])
+    drawing = Drawing(pick, [INPUTS[name] for name in inputs], [])
     for number, kind in enumerate(list(drawing.kinds)):
         if kind.form == "ids":
             drawing.line(pick(["embed_again", "embed"]), (number,))
-    for _ in range(pick(LINES)):
-        names = GROUPS[pick(range(len(GROUPS)))]
-        fitting = {name for name in set(names) if drawing.fits(name)}
-        name = pick([name for name in names if name in fitting] or ["embed"])
+    for _ in range(pick(range(1, most + 1))):
+        name = drawing.op()
         drawing.line(name, drawing.operands(name))
     outputs = drawing.outputs(len(inputs))
     train, batch, turned = pick([False, True]), pick([2, 2, 3, 1]), pick([False, False, False, True])
@@ -82,7 +82,7 @@ def draw_program(pick: Pick) -> Program:
 
 
 @dataclass
-class _Drawing:
+class Drawing:
     pick: Pick
     kinds: list[Kind]
     lines: list[Line]
@@ -92,6 +92,14 @@ class _Drawing:
         assert made is not None
         self.lines.append(Line(name, operands))
         self.kinds.append(made)
+
+    def op(self) -> str:
+        """One that fits: of any table, or, every second time, one that begins with the latest value's form."""
+        names = GROUPS[self.pick(range(len(GROUPS)))]
+        if self.pick([False, True]):
+            names = READERS.get(self.kinds[-1].form, names)
+        fitting = {name for name in dict.fromkeys(names) if self.fits(name)}
+        return self.pick([name for name in names if name in fitting] or ["embed"])
 
     def fits(self, name: str) -> bool:
         return bool(self._choices(name, ()))

@@ -15,14 +15,13 @@ class Op:
 
     signature: Signature
     run: Callable[..., Any]
-    weight: int = 4
-    train: bool = False
+    weight: int
 
 
 def op(signature: str, run: Callable[..., Any], weight: int = 4) -> Op:
-    return Op(Signature.of(signature), run, weight)
+    return Op(Signature.of(signature), run, 3 * weight)
 
 
 def rare(signature: str, run: Callable[..., Any]) -> Op:
     """What sp refuses, or does only in places."""
-    return op(signature, run, 1)
+    return Op(Signature.of(signature), run, 1)

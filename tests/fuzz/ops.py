@@ -18,3 +18,8 @@ OPS: Mapping[str, Op] = {name: op for table in _TABLES for name, op in table.ite
 assert len(OPS) == sum(map(len, _TABLES)), "two ops of one name"
 # Drawn from a list of each table, in which an op stands as often as it weighs.
 GROUPS: Sequence[Sequence[str]] = [[name for name, op in table.items() for _ in range(op.weight)] for table in _TABLES]
+# … or by the form of their first operand.
+READERS: Mapping[str, Sequence[str]] = {
+    form: [name for names in GROUPS for name in names if OPS[name].signature.operands[0][0] == form]
+    for form in {op.signature.operands[0][0] for op in OPS.values()}
+}

@@ -64,7 +64,7 @@ def flags_changed(m, flags):
 
 IDS = {
     "segment_sums": op("hidden n, ids n -> pooled", segment_sums, 2),
-    "segment_add": op("hidden n, ids n -> pooled", segment_add, 2),
+    "segment_add": rare("hidden n, ids n -> pooled", segment_add),
     "gather_feature": op("hidden n, ids n -> token n", lambda m, x, ids: x.gather(-1, ids[..., None])[..., 0], 2),
     "scatter_feature": op("hidden n, ids n -> hidden n", lambda m, x, i: x.scatter(-1, i[..., None], 0.5), 2),
     "ids_changed": op("ids n -> ids n", ids_changed, 2),

@@ -101,7 +101,7 @@ WRITES = {
     "write_features": op("hidden n -> hidden n", write_features, 2),
     "scale_tail": op("hidden n -> hidden n", scale_tail, 2),
     "fill": op("hidden n, flags n -> hidden n", fill, 3),
-    "view_and_change": op("hidden n -> hidden n", view_and_change, 2),
+    "view_and_change": rare("hidden n -> hidden n", view_and_change),
     "read_then_change": op("hidden n -> hidden n", read_then_change, 2),
     "change_then_read_view": op("hidden n -> hidden n-1", change_then_read_view, 2),
     "put_where": rare("hidden n, flags n -> hidden n", put_where),
