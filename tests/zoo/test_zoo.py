@@ -110,10 +110,6 @@ print(inspect(make(FAMILIES["ModernBERT (MLM)"]), (), call(FAMILIES["ModernBERT 
 """
 
 
-@pytest.mark.slow
-@pytest.mark.xfail(
-    reason="a model that loops over a set of names is traced in another order by each process", strict=True
-)
 def test_processes_trace_one_program():
     """Python orders a set of strings by a seed of each process: as a rule, ranks have different ones."""
     environments = ({**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "3"))
