@@ -13,6 +13,9 @@ from sp.passes.normalize import Normalize
 from tests.passes.programs import IDS_BS, Small, listing, program_of
 
 
+ORDERED = (Normalize(), Canonical())
+
+
 def tables(m: Small, ids: Tensor, order: tuple[str, ...]) -> Tensor:
     """Rotary tables for kinds of layers, made in the order of a set."""
     places = torch.arange(ids.shape[1])[:, None]
@@ -20,7 +23,7 @@ def tables(m: Small, ids: Tensor, order: tuple[str, ...]) -> Tensor:
     return m.e(ids) * found["global"] + m.l(m.e(ids)) * found["local"]
 
 
-def captured(*order: str, passes: Any = (Normalize(), Canonical())) -> Any:
+def captured(*order: str, passes: Any = ORDERED) -> Any:
     torch.manual_seed(0)
     return program_of(lambda m, ids: tables(m, ids, order), IDS_BS, passes=passes)
 
