@@ -12,7 +12,6 @@ from sp.passes.fxtools import op_name
 from sp.passes.normalize import Normalize
 from tests.passes.programs import IDS_BS, Small, listing, program_of
 
-
 ORDERED = (Normalize(), Canonical())
 
 
