@@ -23,6 +23,7 @@ IDS = ("ids",)
 WORLD = World(3, "striped", (2, 0))
 
 
+@pytest.mark.timeout(900)
 def test_random_programs_are_exact_or_refused() -> None:
     """The same programs at every run; hypothesis shrinks what fails to the lines that matter."""
     verdicts: list[str] = []
