@@ -73,6 +73,19 @@ def test_every_world_sees_the_noise_of_a_world_of_one(model: nn.Module, world: i
             torch.testing.assert_close(a, b, rtol=BOUND, atol=BOUND)
 
 
+def test_shards_in_and_shards_out(model: nn.Module) -> None:
+    right_hidden, right_loss = sp.parallelize(copy.deepcopy(model), compile=False, generator=seeded())(IDS)
+
+    def rank(group: dist.ProcessGroup) -> None:
+        local: dict[str, Any] = {"inputs": "local", "outputs": {"0": "local"}}
+        pmodel = sp.parallelize(copy.deepcopy(model), mesh=group, compile=False, generator=seeded(), **local)
+        hidden, loss = pmodel(pmodel.layout.shard(IDS, 1))
+        torch.testing.assert_close(hidden, pmodel.layout.shard(right_hidden, 1), rtol=BOUND, atol=BOUND)
+        torch.testing.assert_close(loss, right_loss, rtol=BOUND, atol=BOUND)
+
+    run_ranks(3, rank)
+
+
 def test_calls_differ_and_seeds_differ(model: nn.Module) -> None:
     first, again, other = alone(model), alone(model), alone(model, seed=4)
     half = len(first) // 2
