@@ -111,8 +111,8 @@ def _export(
     raise UnsupportedModelError(
         f"torch.export finds no range of sequence lengths for which one graph of {type(model).__name__} holds",
         needed=f"a forward that does the same for every length; not proven: {_unproven(message, 'S')}",
-        remedy="look for slices and sizes computed from the length, and for two views in a row (x.view(-1, D).view(B, S, D)), "
-        "of which one is enough; torch.export.draft_export names every place",
+        remedy="look for slices and sizes computed from the length, and for two views in a row, of which one is enough "
+        "(x.view(-1, D).view(B, S, D)); torch.export.draft_export names every place",
     )
 
 
