@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         lambda m, ids: F.batch_norm(m.e(ids).mT, None, None, training=True),
         "the sequence in dim 2 of mT would give each rank other ones",
     ),
-    "convolution": (lambda m, ids: F.conv1d(m.e(ids).mT, torch.ones(4, 4, 3)), "no placement rule for aten.conv1d"),
+    "convolution": (lambda m, ids: F.conv1d(m.e(ids).mT, torch.ones(4, 4, 3)), "it needs dim 2 of mT whole"),
     "indexed by contents": (lambda m, ids: m.e(ids)[ids > 3], "its mask picks a number of elements"),
     "indexed by position": (
         lambda m, ids: m.e(ids)[:, torch.arange(ids.shape[1])],

@@ -32,10 +32,10 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str, str]] = {
     "norm": (lambda x: x.norm(), "it needs dim 1 of embedding whole", "x.square().sum(dim).sqrt()"),
     "variance": (lambda x: x.var(1), "it needs dim 1 of embedding whole", "keepdim=True)).square().sum(dim)"),
     "layer norm": (lambda x: F.layer_norm(x, x.shape[1:]), "it needs dim 1 of embedding whole", "over the features"),
-    "group norm": (lambda x: F.group_norm(x.mT, 2), "it needs dim 2 of m_t whole", "layer_norm, rms_norm"),
+    "group norm": (lambda x: F.group_norm(x.mT, 2), "it needs dim 2 of mT whole", "layer_norm, rms_norm"),
     "batch norm": (
         lambda x: F.batch_norm(x.mT, None, None, training=True),
-        "it takes statistics over the whole batch; the sequence in dim 2 of m_t would give each rank other ones",
+        "it takes statistics over the whole batch; the sequence in dim 2 of mT would give each rank other ones",
         "call eval()",
     ),
     "histogram": (

@@ -30,37 +30,46 @@ NO_DIMS = "DTensor reads an empty list of dims as none, eager torch as all"
 NEGATIVE = "DTensor takes a negative dim for one that is not sharded"
 
 
+APART = "sp takes it apart along the sequence and communicates inside (docs/sequence.md); so does DTensor, or has parts"
+FILTER = "DTensor answers with the placement of the filter"
+
+
 def each(ops: str, pairs: str, reason: str) -> dict[str, tuple[str, str]]:
     return dict.fromkeys(ops.split(), (pairs, reason))
 
 
 # Op → pairs of opinions, ours and DTensor's, and the reason.
 DISAGREEMENTS: dict[str, tuple[str, str]] = {
-    **each("linear addmm baddbmm", "-/+ 1*/- 0*/-", f"{BIAS}; {COMMUNICATES}"),
+    **each("linear addmm baddbmm", "-/+ 1*/- 0*/- =/-", f"{BIAS}; {COMMUNICATES}"),
+    **each("unbind select argmax logsumexp var var_mean kl_div min", "=/-", APART),
+    **each("pad constant_pad_nd roll softmax log_softmax", "0/- 1/- 2/-", APART),
+    **each("argmin", "+/-", APART),
+    "split_with_sizes": ("0[/-", APART),
+    **each("conv1d conv2d", "2[/= -/=", FILTER),
     **each("mm mv dot vdot tensordot chain_matmul linalg_multi_dot", "+/- 0/-", COMMUNICATES),
     **each("matmul addr einsum", "0/- 1/- 2/- 0*/- 1*/- +/-", COMMUNICATES),
     **each("diagonal triu tril cross linalg_cross", "0/- 1/- 2/- 3/-", COMMUNICATES),
-    "slice": ("0/- 1/- 1[/- 2[/-", COMMUNICATES),
+    "slice": ("0/- 1/- 1[/- 2[/- =/-", f"{COMMUNICATES}; {APART}"),
     "cosine_embedding_loss": ("=/- +/-", COMMUNICATES),
     "cross_entropy_loss": ("=/- +/-", COMMUNICATES),
     "squeeze": ("-/0 -/1 -/2", SIZES),
     "repeat_interleave": ("-/0 -/1 -/2", DATA),
-    "cat": ("-/0", SIZES),
+    "cat": ("-/0 0/- 1/- 2/-", f"{SIZES}; {APART}"),
     "cumsum": ("-/2", NEGATIVE),
     "sum": ("+/0 +/1 +/2", NO_DIMS),
     "mean": ("=/0 =/1 =/2", NO_DIMS),
-    **each("max amax", "-/+max", MAXIMUM),
-    "amin": ("-/+min", MAXIMUM),
+    **each("max amax", "+/- =/+max", APART),
+    "amin": ("=/+min", APART),
     "aminmax": ("-/+max -/+min", MAXIMUM),
     "prod": ("-/+product", MAXIMUM),
     "any": ("-/+", MAXIMUM),
-    "all": ("-/+product", MAXIMUM),
+    "all": ("-/+product =/+product", f"{MAXIMUM}; {APART}"),
     **each("norm linalg_vector_norm linalg_norm linalg_matrix_norm pairwise_distance", "-/+", MAXIMUM),
     "instance_norm": ("-/1 -/0", CHANNELS),
     "batch_norm": ("-/1 0/- 2/-", f"{CHANNELS}; {COMMUNICATES}"),
     "prelu": ("-/1", CHANNELS),
     "embedding": ("-/0 -/1 -/2 -/+", f"{OPTIONS}; {TABLES}"),
-    "gather": ("-/+", TABLES),
+    "gather": ("-/+ =/-", f"{TABLES}; {APART}"),
     "bucketize": ("-/+", TABLES),
 }
 # Ops that everybody uses: tried in every run; the slow tests try all.
