@@ -65,15 +65,19 @@ def compare(lengths: list[tuple[int, int]], strategy: str, compiled: bool) -> fl
     return worst
 
 
-@pytest.mark.parametrize("strategy", ["ring", "striped", "zigzag"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ring", "zigzag")]
+
+
+@pytest.mark.parametrize("strategy", ["striped", *SLOW])
 def test_on_two_processes(world2: ProcessWorld, strategy: str) -> None:
     assert max(world2.run(compare, [(9, 6), (4, 13), (7, 3)], strategy, False)) < BOUND
 
 
+@pytest.mark.slow
 def test_on_four_processes(world4: ProcessWorld) -> None:
     assert max(world4.run(compare, [(9, 6), (4, 13)], "striped", False)) < BOUND
 
 
-@pytest.mark.parametrize("strategy", ["striped", "zigzag"])
+@pytest.mark.parametrize("strategy", ["zigzag", pytest.param("striped", marks=pytest.mark.slow)])
 def test_compiled(world2: ProcessWorld, strategy: str) -> None:
     assert max(world2.run(compare, [(9, 6), (4, 13)], strategy, True, timeout_s=300.0)) < BOUND
