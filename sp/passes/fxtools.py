@@ -100,18 +100,20 @@ def normal_dim(dim: object, ndim: int) -> int:
 
 
 def source_line(node: fx.Node) -> str:
-    """The innermost line of the user's (or a model library's) code that made this node: `file:line in function`."""
+    """The innermost line of the user's (or a model library's) code that made this node: `file:line in function`.
+
+    Of a model that is torch's own, as `nn.Transformer`, the innermost line of torch."""
     traces = [one.stack_trace for one in (node, *inner_nodes(node)) if one.stack_trace]
-    frames = [frame for frame in _frames(traces[0] if traces else None) if _is_users(frame[0])]
+    frames = [frame for frame in _frames(traces[0] if traces else None) if not frame[0].startswith(_OURS)]
+    frames = [frame for frame in frames if "/torch/" not in frame[0]] or frames
     if not frames:
         return UNKNOWN
     file, line, function = frames[-1]
     return f"{file}:{line} in {function}"
 
 
-def _is_users(file: str) -> bool:
-    """Neither torch's nor made by it, as the code of a graph (`<eval_with_key>.3`) is."""
-    return "/torch/" not in file and not file.startswith("<")
+# This package, and the code that torch makes of graphs (`<eval_with_key>.3`).
+_OURS = (__file__.removesuffix("fxtools.py"), "<")
 
 
 def _frames(trace: str | None) -> Iterator[tuple[str, int, str]]:

@@ -84,3 +84,11 @@ def test_a_refused_attention_does_not_blame_its_mask() -> None:
 
     (refusal,) = refused(forward).refusals
     assert refusal.node.startswith("scaled_dot_product_attention")
+
+
+def test_a_model_of_torchs_own_is_blamed_in_torch() -> None:
+    """There is no line of a user's to name."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
+    (refusal,) = refused(layer, torch.rand(2, 9, 4)).refusals
+    assert refusal.node.startswith("scaled_dot_product_attention")
+    assert "/torch/nn/" in refusal.source
