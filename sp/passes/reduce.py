@@ -24,6 +24,7 @@ import torch
 from torch import fx
 from torch.fx.node import Argument, map_arg
 
+from sp.passes.decompositions.common import wide
 from sp.passes.dim_rules import reduced_dims
 from sp.passes.fxtools import expression, named, op_name, product, shape, tensor_operands
 from sp.passes.loss_rules import MEAN, NONE, SUM, has_classes
@@ -75,17 +76,12 @@ def averages_sequence(node: fx.Node, program: Program) -> bool:
 def _mean(node: fx.Node, graph: fx.Graph, sizes: Sizes) -> fx.Node:
     source = cast(fx.Node, node.args[0])
     dims, keep = reduced_dims(node, len(shape(source)))
-    wide = _wide(node.meta["val"].dtype)
-    total = graph.call_function(aten.sum.dim_IntList, (source, dims, keep), {"dtype": wide})
+    dtype = wide(node.meta["val"].dtype)
+    total = graph.call_function(aten.sum.dim_IntList, (source, dims, keep), {"dtype": dtype})
     count = sizes.node(product([shape(source)[dim] for dim in dims]))
     divided = graph.call_function(aten.div.Tensor, (total, count))
-    _describe(node, wide, total, divided)
+    _describe(node, dtype, total, divided)
     return _cast(divided, node, graph)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What holds a sum: 16 bits overflow (float16) or round what a mean would not."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _describe(node: fx.Node, dtype: torch.dtype, *made: fx.Node) -> None:
@@ -128,7 +124,7 @@ def _weighed(node: fx.Node, graph: fx.Graph) -> fx.Node:
     safe = _call(node, graph, aten.where.ScalarOther, (valid, target, 0))
     weights = _call(node, graph, aten.index.Tensor, (weight, [safe]))
     counted = _call(node, graph, aten.where.ScalarOther, (valid, weights, 0.0))
-    return _call(node, graph, aten.sum.default, (counted,), {"dtype": _wide(weight.meta["val"].dtype)})
+    return _call(node, graph, aten.sum.default, (counted,), {"dtype": wide(weight.meta["val"].dtype)})
 
 
 def _divided(node: fx.Node, graph: fx.Graph, count: fx.Node | int) -> fx.Node:
@@ -141,10 +137,10 @@ def _divided(node: fx.Node, graph: fx.Graph, count: fx.Node | int) -> fx.Node:
 def _summed(node: fx.Node, graph: fx.Graph) -> fx.Node:
     """The loss of all tokens; in 16 bits, that of each token, summed in 32."""
     dtype = node.meta["val"].dtype
-    if _wide(dtype) == dtype:
+    if wide(dtype) == dtype:
         return _call(node, graph, *_with_reduction(node, SUM))
     loss = _call(node, graph, *_with_reduction(node, NONE))
-    return _call(node, graph, aten.sum.default, (loss,), {"dtype": _wide(dtype)})
+    return _call(node, graph, aten.sum.default, (loss,), {"dtype": wide(dtype)})
 
 
 def _with_reduction(node: fx.Node, reduction: int) -> Call:

@@ -65,7 +65,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "argmax of merged dims": lambda m, ids: (hidden(m, ids).flatten(1).argmax(1), m.l.bias.sum()),
     "pooled by attention": lambda m, ids: (hidden(m, ids).mean(-1, keepdim=True).softmax(1) * m.e(ids)).sum(1),
     "softmax": lambda m, ids: (hidden(m, ids) * 300).softmax(1),
-    "log softmax": lambda m, ids: (hidden(m, ids) * 30).log_softmax(1),
+    "log softmax": lambda m, ids: hidden(m, ids).log_softmax(1) * m.e(ids),
     "logsumexp": lambda m, ids: hidden(m, ids).logsumexp(1),
     "logsumexp of two dims": lambda m, ids: (hidden(m, ids) * 300).logsumexp((1, 2), keepdim=True),
     "variance": lambda m, ids: hidden(m, ids).var(1),

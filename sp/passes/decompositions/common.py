@@ -32,7 +32,7 @@ def sequence_dim(source: fx.Node, dims: list[int], build: Builder) -> int | None
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """In which the sums of a softmax or a variance are taken: torch's kernels, too, take those of 16 bits in 32."""
+    """What holds a sum: 16 bits overflow (float16) or round; torch's kernels, too, take those in 32."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
