@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -14,6 +15,8 @@ from sp.passes.rules import Refused
 from sp.program import Program, Sharded
 
 _SHOWN = 3  # values at either end of a long chain
+_NUMBER = re.compile(r"_\d+\b")  # by which the names of other layers' nodes differ
+_Key = tuple[str, str, str]  # op, line, reason
 
 
 @dataclass
@@ -21,8 +24,8 @@ class Refusals:
     """nodes: what is refused, each with the key of its refusal in `found`."""
 
     program: Program
-    nodes: dict[fx.Node, tuple[str, str]] = field(default_factory=dict[fx.Node, tuple[str, str]])
-    found: dict[tuple[str, str], Refusal] = field(default_factory=dict[tuple[str, str], Refusal])
+    nodes: dict[fx.Node, _Key] = field(default_factory=dict[fx.Node, "_Key"])
+    found: dict[_Key, Refusal] = field(default_factory=dict["_Key", Refusal])
 
     @property
     def listed(self) -> tuple[Refusal, ...]:
@@ -34,12 +37,12 @@ class Refusals:
 
     def add(self, node: fx.Node, reason: Refused, placements: Placements) -> None:
         """`reason` is why, unless an earlier pass has said it already."""
-        self.nodes[node] = key = op_name(node), source_line(node)
+        earlier = self.program.refused.get(node.name)
+        found = earlier or refusal(node, reason.why, reason.remedy)
+        self.nodes[node] = key = op_name(node), source_line(node), _NUMBER.sub("", found.why)
         if key in self.found:
             self.found[key] = replace(self.found[key], more=self.found[key].more + 1)
             return
-        earlier = self.program.refused.get(node.name)
-        found = earlier or refusal(node, reason.why, reason.remedy)
         name = SymbolNames(self.program).text
         why = name(f"{found.why}{_placed(node, placements)}{_chain(node, placements)}")
         self.found[key] = replace(found, node=name(found.node), why=why)

@@ -163,6 +163,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "roll of two dims": (lambda m, ids: hidden(m, ids).roll((1, 1), (1, 2)), "rolls the sequence with other dims"),
     "strided": (lambda m, ids: convolved(m, ids, stride=2), "with stride [2] and 1 groups"),
+    "filters as long as the sequence": (
+        lambda m, ids: F.conv1d(m.e(ids).mT, m.p[: ids.shape[1]].mT[:, None], groups=4),
+        "are as long as the sequence",
+    ),
     "two groups": (lambda m, ids: F.conv1d(m.e(ids).mT, m.p[:6].reshape(4, 2, 3), groups=2), "and 2 groups"),
 }
 

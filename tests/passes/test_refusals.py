@@ -57,6 +57,19 @@ def test_like_ones_are_counted_once() -> None:
     assert "(and 4 more from this line)" in str(error)
 
 
+def test_other_reasons_on_one_line_are_told_apart() -> None:
+    def forward(m: Small, ids: Tensor) -> Tensor:
+        h = m.e(ids)
+        for options in ({"dropout_p": 0.5}, {"attn_mask": (h[..., 0] > 0)[:, None, None]}, {"dropout_p": 0.5}):
+            h = attended(h, **options)
+        return h
+
+    first, second = refused(forward).refusals
+    assert (first.more, second.more) == (1, 0)
+    assert "it drops out scores" in first.why
+    assert "its mask is not proven" in second.why
+
+
 def test_the_way_of_the_sequence() -> None:
     def forward(m: Small, ids: Tensor) -> Tensor:
         h = m.e(ids)

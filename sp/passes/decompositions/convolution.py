@@ -25,6 +25,8 @@ def conv1d(node: fx.Node, build: Builder) -> fx.Node | None:
     source, weight = cast(fx.Node, source), cast(fx.Node, weight)
     if not build.program.holds_sequence(shape(source)[-1]):
         return None
+    if not all(size.is_Integer for size in shape(weight)):
+        raise Refused(f"its filters {shape(weight)} are as long as the sequence", "use a filter of fixed size")
     out_channels, per_group, taps = (int(size) for size in shape(weight))
     depthwise = per_group == 1 and groups == out_channels
     if stride != [1] or not (depthwise or groups == 1):

@@ -1,8 +1,11 @@
-"""Single positions of the sequence: by a number, or by an index for each row; and rolls.
+"""Single positions of the sequence, by a number or by an index for each row; pieces of it, and rolls.
 
-select(x, 1, -1)                     →  sum(slice(x, 1, -1), [1])                     nothing but zeros elsewhere
-x[arange(B), last]                   →  sum(where(position == last, x, 0), [1])       last: an index for each row
-roll(x, 1, 1)                        →  cat([slice(x, 1, -1), slice(x, 1, 0, -1)], 1)
+    select(x, 1, -1)                     →  squeeze(slice(x, 1, -1), 1)
+    x[arange(B), last]                   →  sum(where(position == last, x, 0), [1])       last: an index for each row
+    split(x, [4, S-4], 1)                →  slice(x, 1, 0, 4), slice(x, 1, 4, S)
+    roll(x, 1, 1)                        →  cat([slice(x, 1, -1), slice(x, 1, 0, -1)], 1)
+
+Each raises Refused for what it cannot take apart.
 """
 
 from __future__ import annotations
