@@ -23,7 +23,11 @@ In each call, `x` has three dims; the columns say where the result has the seque
 * *replicated*: an average, made a sum and a count.
 * *refused*: with the reason at the end of the line, where `x` stands for that operand.
 * *–*: no such call: torch.export fixes the length, or what the call itself needs was refused before."""
-REFUSAL = re.compile(r"refused: \w+: aten\.(?P<op>\w+)\((?P<args>.*?)\)(  in \S+)?: (?P<why>.*?)( \(\w+ is .*\))?$")
+REFUSAL = re.compile(
+    r"refused: \w+: aten\.(?P<op>\w+)\((?P<args>.*?)\)(  in \S+)?: (?P<why>.*?)( \(\w+ is .*\))?(\n.*)?$"
+)
+    r"refused: \w+: aten\.(?P<op>\w+)\((?P<args>.*?)\)(  in \S+)?: (?P<why>.*?)( \(\w+ is .*\))?(\n.*)?$"
+)
 CELLS = {"-": "refused", "+": "partial sum", "=": "replicated"}
 
 
