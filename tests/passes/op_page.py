@@ -26,8 +26,6 @@ In each call, `x` has three dims; the columns say where the result has the seque
 REFUSAL = re.compile(
     r"refused: \w+: aten\.(?P<op>\w+)\((?P<args>.*?)\)(  in \S+)?: (?P<why>.*?)( \(\w+ is .*\))?(\n.*)?$"
 )
-    r"refused: \w+: aten\.(?P<op>\w+)\((?P<args>.*?)\)(  in \S+)?: (?P<why>.*?)( \(\w+ is .*\))?(\n.*)?$"
-)
 CELLS = {"-": "refused", "+": "partial sum", "=": "replicated"}
 
 
