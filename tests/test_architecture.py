@@ -18,7 +18,7 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # unit of sp: (units it may import, packages it may import besides the standard library).
 # A unit is a module or a package below sp; "" is sp/__init__.py. Lower layers come first. An import of sp is
 # an arrow wherever it stands, inside a function or for the type checker too.
-FACTS = "errors layout mask plan strategy"
+FACTS = "errors layout mask plan score strategy"
 ARROWS = {
     "errors": ("", ""),
     "layout": ("errors", ""),
@@ -26,7 +26,8 @@ ARROWS = {
     "plan": ("errors layout mask", ""),
     "strategy": ("errors layout", ""),
     "models": ("", "torch"),
-    "runtime": ("errors layout mask plan", "torch"),
+    "score": ("", ""),
+    "runtime": ("errors layout mask plan score", "torch"),
     "program": (f"{FACTS}", "torch sympy"),
     "passes": (f"{FACTS} program runtime.ops", "torch sympy networkx"),
     "show": (f"{FACTS} program passes.fxtools passes.naming passes.capture", "torch sympy networkx tabulate"),
