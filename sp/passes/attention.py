@@ -3,7 +3,7 @@
     reshape = aten.reshape(expand(unsqueeze(k, 2)), [B, 8, S, 64])    keys repeated for 8 query heads
     sdpa    = aten.scaled_dot_product_attention(q, reshape, reshape_1, mask)
     →
-    attention = sp.attention(q, k, v, 'causal', 0.125, S, S, 'striped', 'ring', 'flash', 'sp')
+    attention = sp.attention(q, k, v, [], 'causal', '', 0.125, S, S, 'striped', 'ring', 'flash', 'sp')
     sdpa      = attention[0]                                          un-expanded k and v will travel
 
 Whatever cannot be proven is refused.  Masks that nobody reads any more die here, before anything is placed.
@@ -88,7 +88,7 @@ class RewriteAttention:
         width = int(shape(query)[3])
         kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
         given = cast("float | None", scale)
-        arguments = (str(band), 1 / math.sqrt(width) if given is None else given)
+        arguments = ([], str(band), "", 1 / math.sqrt(width) if given is None else given)
         _replace(node, program, (query, key, value), arguments, kernel)
         return AttentionSite(
             module_path(node) or node.name,
@@ -140,7 +140,7 @@ def _replace(
     node: fx.Node,
     program: Program,
     operands: tuple[fx.Node, fx.Node, fx.Node],
-    arguments: tuple[str, float],
+    arguments: tuple[list[fx.Node], str, str, float],
     kernel: str,
 ) -> None:
     graph, strategy = program.graph, program.strategy
