@@ -19,7 +19,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from sp.plan import Tile, trim
+from sp.plan import Tile, trim, within
 
 Shape = Literal["full", "causal", "anticausal", "band"]
 
@@ -97,9 +97,9 @@ def _cut_block(block: Tile, lower: int) -> tuple[Tile, ...]:
 
 def _within(tile: Tile, q0: int, q1: int, k0: int, k1: int) -> Tile:
     """The part of `tile` in the given rows and columns."""
-    shift = (q0 - tile.q0) - (k0 - tile.k0)
-    lower, upper = (None if bound is None else bound + shift for bound in (tile.lower, tile.upper))
-    return _trimmed(Tile(q0, q1, k0, k1, lower, upper))
+    found = within(tile, q0, q1, k0, k1)
+    assert found is not None, f"{tile} of a trimmed tile sees nothing in q[{q0}:{q1}] k[{k0}:{k1}]"
+    return found
 
 
 def _trimmed(tile: Tile) -> Tile:
