@@ -20,7 +20,6 @@ from sp.errors import Refusal
 from sp.mask import CAUSAL, FULL, Band
 from sp.passes.fxtools import refusal, shape
 from sp.passes.index_algebra import (
-    HIDDEN_BELOW,
     IndexAlgebra,
     Opaque,
     Value,
@@ -30,6 +29,7 @@ from sp.passes.index_algebra import (
     first_true,
     is_condition,
 )
+from sp.score import HIDDEN_BELOW
 
 _Comparison = sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt | sympy.Eq
 

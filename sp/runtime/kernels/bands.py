@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from sp.plan import Tile
+from sp.score import HIDDEN_BELOW
 
-# A mask that adds a number below HIDDEN_BELOW hides.  Where it hides every key from a query, nothing is left of the
-# scores but rounding: all are the same, and the row is the mean of all values.  In a sum of exponentials such a score
-# counts as exp(FAINT): nothing beside any other, and a number beside which the logarithm of a count is not lost.
-HIDDEN_BELOW = -60000
+# Where a mask that adds a number below HIDDEN_BELOW hides every key from a query, nothing is left of the scores beside
+# that number: all are the same, and the row is the mean of all values.  In a sum of exponentials such a score counts as
+# exp(FAINT): nothing beside any other, and a number beside which the logarithm of a count is not lost.
 FAINT = -2000.0
 
 

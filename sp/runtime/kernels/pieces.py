@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from sp.plan import Tile, trim
+from sp.plan import Tile, trim, within
 
 Shape = Literal["full", "causal", "anticausal", "band"]
 
@@ -64,7 +64,7 @@ def height(width: int) -> int:
 def blocks(tile: Tile, rows: int) -> tuple[Tile, ...]:
     """`tile` in blocks of at most `rows` rows, each with the columns that it sees; without rows that see nothing."""
     starts = range(tile.q0, tile.q1, rows)
-    found = (trim(_part(tile, q0, min(q0 + rows, tile.q1), tile.k0, tile.k1)) for q0 in starts)
+    found = (within(tile, q0, min(q0 + rows, tile.q1), tile.k0, tile.k1) for q0 in starts)
     return tuple(block for block in found if block is not None)
 
 
@@ -103,20 +103,16 @@ def _cut_both(tile: Tile, width: int) -> tuple[Tile, ...]:
 def _cut_block(block: Tile, lower: int) -> tuple[Tile, ...]:
     """Left of `column` only the lower bound matters, from it on only the upper: the block is shorter than its band."""
     column = block.k0 + lower + block.q1 - block.q0
-    left = _within(block, block.q0, block.q1, block.k0, column)
-    right = _within(block, block.q0, block.q1, column, block.k1)
+    left = _part(block, block.q0, block.q1, block.k0, column)
+    right = _part(block, block.q0, block.q1, column, block.k1)
     return (*cut(left), *cut(right))
-
-
-def _within(tile: Tile, q0: int, q1: int, k0: int, k1: int) -> Tile:
-    return _trimmed(_part(tile, q0, q1, k0, k1))
 
 
 def _part(tile: Tile, q0: int, q1: int, k0: int, k1: int) -> Tile:
     """The part of `tile` in the given rows and columns."""
-    shift = (q0 - tile.q0) - (k0 - tile.k0)
-    lower, upper = (None if bound is None else bound + shift for bound in (tile.lower, tile.upper))
-    return Tile(q0, q1, k0, k1, lower, upper)
+    found = within(tile, q0, q1, k0, k1)
+    assert found is not None, f"{tile} of a trimmed tile sees nothing in q[{q0}:{q1}] k[{k0}:{k1}]"
+    return found
 
 
 def _trimmed(tile: Tile) -> Tile:
