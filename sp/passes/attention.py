@@ -39,6 +39,7 @@ from sp.passes.index_rules import INDEX_RULES
 from sp.passes.score_read import read_mask
 from sp.passes.score_sources import laid_out
 from sp.passes.score_trace import Tracer, Untraceable
+from sp.passes.score_words import words
 from sp.passes.sizes import Sizes
 from sp.program import AttentionSite, Program
 from sp.runtime.ops import attention as attention_op
@@ -66,9 +67,8 @@ class RewriteAttention:
                 sites.append(found)
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
-        masks = sorted({str(site.mask) for site in sites})
-        proven = ", ".join(masks) or "none"
-        text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {proven}"
+        masks = ", ".join(sorted({site.scores for site in sites})) or "none"
+        text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {masks}"
         return replace(program, attentions=tuple(sites)).refuse(refused).note(self.name, text)
 
     def check(self, program: Program) -> None:
@@ -110,6 +110,8 @@ class RewriteAttention:
             item_bytes=node.meta["val"].dtype.itemsize,
             kernel=kernel,
             why=why,
+            score=reading.score,
+            words=words(reading.score, reading.sources),
         )
 
 

@@ -60,12 +60,9 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "batch of the queries": ("which it broadcasts", lambda x: sdpa(x[:1], x, x)),
     "heads of the queries": ("which it broadcasts", lambda x: sdpa(x[:, :1], x, x)),
     "heads of keys alone": ("which it broadcasts", lambda x: sdpa(x, x[:, :1], x)),
-    "mask from an input": ("x is an input", lambda x: sdpa(x, x, x, attn_mask=(x[:, :, :, :1] > 0).mT)),
-    "document mask": (
-        "x is an input",
-        lambda x: sdpa(
-            x, x, x, attn_mask=(x[..., 0] > 0).cumsum(-1)[..., None] == (x[..., 0] > 0).cumsum(-1)[..., None, :]
-        ),
+    "running sum of a mask": (
+        "its mask is not known tile by tile: aten.cumsum does not work element by element (at cumsum)",
+        lambda x: sdpa(x, x, x, attn_mask=(window(x) | (x[:, :, :, :1] > 0)).cumsum(-1) < 3),
     ),
 }
 
@@ -88,11 +85,11 @@ class Buffered(nn.Module):
         return sdpa(x, x, x, attn_mask=self.mask[: x.shape[2], : x.shape[2]])
 
 
-def test_mask_in_a_buffer_is_refused() -> None:
+def test_mask_in_a_buffer_is_data() -> None:
     """Its contents may change after capture."""
     program = normalized(Buffered(), torch.zeros(2, 4, 9, 8))
-    text = refusals(RewriteAttention().run(program.fork()))
-    assert "is a parameter or buffer: its values are not known" in text
+    (site,) = RewriteAttention().run(program.fork()).attentions
+    assert (site.mask, str(site.score)) == (FULL, "l0:qk -> visible=l0")
 
 
 def test_keys_of_another_length() -> None:
@@ -115,14 +112,14 @@ def test_constants_made_by_torch_tensor() -> None:
 
 
 def test_mask_made_without_gradients() -> None:
-    """It has a graph of its own, which the algebra does not read."""
+    """`normalize` dissolves its graph; without it, the mask is a result of what nobody looks into."""
 
     def way(x: Tensor) -> Tensor:
         with torch.no_grad():
             mask = torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril()
         return sdpa(x, x, x, attn_mask=mask)
 
-    assert "the index algebra does not know getitem" in refusal(way)
+    assert "getitem does not work element by element" in refusal(way)
 
 
 def test_all_refusals_at_once() -> None:
@@ -180,8 +177,18 @@ def test_masks_of_transformers(name: str) -> None:
         assert torch.equal(seen, visible(band, length).expand_as(seen))
 
 
-@pytest.mark.parametrize("given", ["attention_mask", "position_ids"])
-def test_masks_of_transformers_that_depend_on_inputs(given: str) -> None:
+OF_INPUTS = {
+    ("Llama", "attention_mask"): "causal & padding (attention_mask)",
+    ("Mistral", "attention_mask"): "window(3, 0) & padding (attention_mask)",
+    ("Bert", "attention_mask"): "padding (attention_mask)",
+    ("Llama", "position_ids"): "order (position_ids) & documents (position_ids)",
+}
+
+
+@pytest.mark.parametrize(("name", "given"), OF_INPUTS)
+def test_masks_of_transformers_that_depend_on_inputs(name: str, given: str) -> None:
     ids = torch.zeros(2, 12, dtype=torch.long)
-    program = normalized(tiny("Llama"), ids, sequence_dim=1, **{given: torch.ones_like(ids)})
-    assert f"{given} is an input" in refusals(run_passes(program, [RewriteAttention()]))
+    options = {"sliding_window": 4} if name == "Mistral" else {}
+    program = normalized(tiny(name, **options), ids, sequence_dim=1, **{given: torch.ones_like(ids)})
+    (site,) = run_passes(program, [RewriteAttention()]).attentions
+    assert site.scores == OF_INPUTS[name, given]
