@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sp.mask import CAUSAL, FULL, Band
-from sp.plan import make_plan
+from sp.plan import Plan, make_plan
 from sp.runtime.scores import BoundScore, Piece, TileScore
 from tests.runtime.scores.cases import CASES
 from tests.runtime.scores.test_skipping import check_rank
@@ -146,8 +146,32 @@ def test_documents_stay_on_their_ranks() -> None:
     for layout, steps in (("contiguous", 1), ("striped", 4)):
         plan = make_plan(layout, CAUSAL, 4096, 4, 3)
         assert BoundScore.bind(DOCUMENTS, leaves, plan, CPU).count_steps() == steps
-    plan = make_plan("contiguous", CAUSAL, 4096, 4, 3)
-    assert BoundScore.bind(DOCUMENTS, documents_of(4096, 700), plan, CPU).count_steps() == 2
+    assert BoundScore.bind(DOCUMENTS, documents_of(4096, 700), plan_of(CAUSAL), CPU).count_steps() == 2
+
+
+def plan_of(band: Band, layout: str = "contiguous") -> Plan:
+    return make_plan(layout, band, 4096, 4, 3)
+
+
+def test_steps_are_those_that_band_and_score_leave_together() -> None:
+    i, j = documents_of(4096, 1024)  # the score shows the rank two hops away, the band at most the next one
+    for band, steps in ((Band(700, 0), 1), (Band(1500, 0), 3), (FULL, 3)):
+        assert BoundScore.bind(DOCUMENTS, [i, j + 2], plan_of(band), CPU).count_steps() == steps
+    everything = [torch.zeros_like(i), torch.zeros_like(j)]
+    assert BoundScore.bind(DOCUMENTS, everything, plan_of(Band(1, 0), "striped"), CPU).count_steps() == 2
+
+
+def test_large_negative_numbers_save_steps_only_if_every_query_sees_a_key() -> None:
+    text = (
+        "l0:q l1:k; a = ne.Tensor(l0, l1); b = _to_copy.default(a, dtype='float32'); c = mul.Tensor(b, -1e30) -> bias=c"
+    )
+    i, j = documents_of(4096, 512)
+    assert BoundScore.bind(text, [i, j], plan_of(CAUSAL), CPU).count_steps() == 1
+    blind = i.clone()
+    blind[..., 77, :] = 99
+    for rank in range(4):
+        plan = make_plan("contiguous", CAUSAL, 4096, 4, rank)
+        assert BoundScore.bind(text, [blind, j], plan, CPU).count_steps() == 4
 
 
 def additive(visible: Tensor) -> list[Tensor]:
@@ -171,6 +195,19 @@ def test_large_negative_numbers_hide_only_if_every_query_sees_a_key(band: Band) 
     other = blind.clone()
     other[5, 0] = True  # it sees the first key
     assert covered(other) == (80 if band == FULL else 56)
+    other = blind.clone()
+    other[5, 15] = True  # it sees the last key, if the band lets it
+    assert covered(other) == (80 if band == FULL else plan.area)
+
+
+def test_a_key_that_is_not_visible_is_not_seen() -> None:
+    numbers = torch.arange(16) // 4
+    leaves = additive(numbers.view(-1, 1) == numbers)
+    for hidden, area in (([], 64), ([5], 256)):
+        shown = torch.ones(1, 1, 16, 1, dtype=torch.bool)
+        shown[:, :, hidden] = False
+        pieces = pieces_of(bind("l0:qk l1:q -> bias=l0, visible=l1", [*leaves, shown], 16))
+        assert sum(piece.tile.area for piece in pieces) == area
 
 
 def test_a_soft_cap_does_not_keep_large_numbers_from_hiding() -> None:

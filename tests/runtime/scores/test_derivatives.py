@@ -65,6 +65,18 @@ def test_rule_is_what_autograd_finds(call: str) -> None:
         torch.testing.assert_close(swept[name], gradient, rtol=1e-12, atol=1e-12)
 
 
+def test_nothing_flows_through_integers_and_truth_values() -> None:
+    known = operands()
+    score = Score.parse(
+        "b = _to_copy.default(y, dtype='int64'); c = gt.Scalar(z, 0); d = mul.Tensor(x, b); a = mul.Tensor(d, c)"
+        " -> bias=a"
+    )
+    values = evaluate(score, known, ["a"])
+    swept = sweep(score, values, {"a": torch.ones_like(values["a"])}, ["x", "y", "z"])
+    assert swept.keys() == {"x"}
+    torch.testing.assert_close(swept["x"], (values["b"] * values["c"]).expand_as(known["x"]).double())
+
+
 def test_every_rule_is_tried() -> None:
     tried = {base_of(call.partition("(")[0]) for call in CALLS}
     truths = {
