@@ -7,12 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from sp.mask import CAUSAL, FULL, Band
 from sp.passes.attention import SDPA, RewriteAttention
 from sp.passes.fxtools import op_name
 from sp.passes.manager import run_passes
 from sp.program import Program
+from sp.runtime.kernels import choose_kernel, filling
 from sp.testing.trial import run_whole
 from tests.passes.masks import visible
 from tests.passes.programs import normalized, rewritten
@@ -126,6 +128,35 @@ def test_all_refusals_at_once() -> None:
     text = refusal(lambda x: sdpa(x, x, x, dropout_p=0.1) + sdpa(x, x, x) + sdpa(x[0], x[0], x[0]))
     assert "scaled_dot_product_attention: " in text
     assert "scaled_dot_product_attention_2: " in text
+
+
+@pytest.mark.parametrize(
+    ("size", "value_size", "device", "kernel", "why"),
+    [
+        (8, 8, "cpu", "flash", ""),
+        (12, 8, "cpu", "flash", "values of head size 8 filled up to 12 for flash"),
+        (8, 12, "cpu", "flash", "queries and keys of head size 8 filled up to 12 for flash"),
+        (
+            60,
+            60,
+            "cuda",
+            "flash",
+            "queries, keys and values of head size 60 filled up to 64 for flash",
+        ),
+        (192, 128, "cuda", "flash", "values of head size 128 filled up to 192 for flash"),
+        (576, 512, "cuda", "dense", ""),
+    ],
+)
+def test_kernel_for_head_sizes(size: int, value_size: int, device: str, kernel: str, why: str) -> None:
+    """Those of DeepSeek's attention among them; what is filled up is in the report."""
+    with FakeTensorMode():
+        q, v = (torch.empty(2, 4, 9, n, dtype=torch.bfloat16, device=device) for n in (size, value_size))
+        assert choose_kernel(q, q, v) == kernel
+        assert kernel == "dense" or filling(q, v) == why
+    if device == "cpu":
+        (site,) = rewritten(lambda x: sdpa(*[F.pad(x, (0, size - 8))] * 2, F.pad(x, (0, value_size - 8)))).attentions
+        assert site.kernel == kernel
+        assert site.why == "; ".join(filter(None, ("as many key heads as query heads", why)))
 
 
 def tiny(name: str, **more: Any) -> nn.Module:
