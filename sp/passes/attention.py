@@ -85,9 +85,6 @@ class RewriteAttention:
             reading = read_mask(cast("fx.Node | None", mask), bool(is_causal), tracer)
         except Untraceable as untraceable:
             return _explain(untraceable, node)
-        band = reading.band
-        if band.left is not None and not same_size(shape(query)[2], shape(key)[2]):
-            return refusal(node, f"its mask {band} hides every key from some query", "use a mask without a window")
         key, value, why = ungroup(query, key, value, bool(enable_gqa))
         width = int(shape(query)[3])
         q, k, v = (operand.meta["val"] for operand in (query, key, value))
@@ -96,12 +93,12 @@ class RewriteAttention:
         given = cast("float | None", scale)
         build = Builder(node, program)
         leaves = [laid_out(source, build) for source in reading.sources]
-        arguments = (leaves, str(band), str(reading.score), 1 / math.sqrt(width) if given is None else given)
+        arguments = (leaves, str(reading.band), str(reading.score), 1 / math.sqrt(width) if given is None else given)
         _replace(node, program, (query, key, value), arguments, kernel)
         return AttentionSite(
             module_path(node) or node.name,
             source_line(node),
-            band,
+            reading.band,
             shape(query)[2],
             shape(key)[2],
             heads=int(shape(query)[1]),

@@ -128,10 +128,8 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
         if node in found.moot:
             found.unknown.add(node)
             return
-        if is_for_tiles(node):
-            found.natural[node] = Replicated()
-            return
-        raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
+        if not is_for_tiles(node):
+            raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take it")
     if op_name(node) in CREATIONS:
         found.natural[node] = Replicated()
         _fresh(node, program, found)

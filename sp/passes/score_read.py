@@ -18,6 +18,7 @@ from torch import fx
 
 from sp.mask import CAUSAL, FULL, Band
 from sp.passes.frames import BATCH, HEADS, KEYS, QUERIES, Frame, frame_of, operand_frame
+from sp.passes.fxtools import same_size
 from sp.passes.mask_proof import Unproven, prove_condition, prove_mask, shows_itself
 from sp.passes.score_layers import Layer, Part, conjuncts, is_plain, layer_of, terms, through
 from sp.passes.score_sources import Source
@@ -122,10 +123,14 @@ class _Parts:
         soft = [found[0] for _, found in proven if found is not None and found[1]]
         certain = not self.visible and self.score is None and None not in (found for _, found in proven)
         together = reduce(Band.__and__, soft, band)
-        if soft and certain and shows_itself(together):
+        if soft and certain and self._all_see(together):
             return together, []
         left = [layer for layer, found in proven if found is None or found[1]]
         return band, [self._bias(layer) for layer in left]
+
+    def _all_see(self, band: Band) -> bool:
+        """Whether every query sees a key: itself or, if it looks back without end, the first one."""
+        return shows_itself(band) and (band.left is None or same_size(self.tracer.queries, self.tracer.keys))
 
     def _proven(self, layer: Layer) -> tuple[Band, bool] | None:
         try:

@@ -62,12 +62,12 @@ class Attentions(nn.Module):
         self.slopes = nn.Parameter(torch.tensor([0.5, 0.25]))
         self.table = nn.Parameter(torch.randn(8, HEADS, generator=torch.Generator().manual_seed(5)))
 
-    def forward(self, x: Tensor, *inputs: Tensor) -> list[Tensor]:
+    def forward(self, x: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         data = Data(*inputs, slopes=self.slopes, table=self.table)
         q = x.unflatten(2, (HEADS, WIDTH)).transpose(1, 2)
         made = [maker(data) for maker in self.makers.values()]
         made = [mask if mask.dtype == torch.bool else mask.to(x.dtype) for mask in made]
-        return [F.scaled_dot_product_attention(q, q, q, attn_mask=mask) for mask in made]
+        return tuple(F.scaled_dot_product_attention(q, q, q, attn_mask=mask) for mask in made)
 
 
 def inputs(length: int, seed: int = 0) -> dict[str, Tensor]:

@@ -54,10 +54,6 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "dropout": ("it drops out scores with probability 0.1", lambda x: sdpa(x, x, x, dropout_p=0.1)),
     "three dims": ("its operands are not (batch, heads, sequence, head width)", lambda x: sdpa(x[0], x[0], x[0])),
     "every second key": ("queries, keys and values have lengths", lambda x: sdpa(x, x[:, :, ::2], x[:, :, ::2])),
-    "window and fewer keys": (
-        "hides every key from some query",
-        lambda x: sdpa(x, *[x[:, :, 5:]] * 2, attn_mask=window(x)[:, 5:]),
-    ),
     "batch of the keys": ("which it broadcasts", lambda x: sdpa(x, x[:1], x[:1])),
     "batch of the queries": ("which it broadcasts", lambda x: sdpa(x[:1], x, x)),
     "heads of the queries": ("which it broadcasts", lambda x: sdpa(x[:, :1], x, x)),
@@ -92,6 +88,11 @@ def test_mask_in_a_buffer_is_data() -> None:
     program = normalized(Buffered(), torch.zeros(2, 4, 9, 8))
     (site,) = RewriteAttention().run(program.fork()).attentions
     assert (site.mask, str(site.score)) == (FULL, "l0:qk -> visible=l0")
+
+
+def test_windows_over_fewer_keys() -> None:
+    program = rewritten(lambda x: sdpa(x, *[x[:, :, 5:]] * 2, attn_mask=window(x)[:, 5:]))
+    assert program.attentions[0].mask == Band(7, None)
 
 
 def test_keys_of_another_length() -> None:

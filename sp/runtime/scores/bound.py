@@ -21,6 +21,8 @@ from sp.runtime.scores.blocks import cut_blocks
 from sp.runtime.scores.evaluate import evaluate
 from sp.runtime.scores.gradients import sweep
 from sp.runtime.scores.leaves import check_leaves, known_values, positions_of
+from sp.runtime.scores.lift import find_lift
+from sp.runtime.scores.sight import find_seeing
 from sp.runtime.scores.skipping import Skipping, find_skipping
 from sp.runtime.scores.tile import Piece, TileScore, add_gradients, trained
 from sp.score import Score
@@ -78,7 +80,30 @@ class BoundScore:
     @cached_property
     def skipping(self) -> Skipping:
         """What need not be computed."""
-        return find_skipping(self.score, self.leaves, self.plan, self.block, self.device)
+        return find_skipping(self.score, self.leaves, self.plan, self.block, self.device, self._all_see)
+
+    @cached_property
+    def lift(self) -> Tensor | None:
+        """What is taken off the scores of queries that see nothing, [B or 1, H or 1, S, 1]; None if all see."""
+        adds = self.score.bias is not None or self.score.score is not None
+        if not adds or self.score.sink is not None:
+            return None
+        sees_BHS1 = self._seeing.index_select(2, self.own_rows)
+        return find_lift(self.score, self.leaves, self.plan, self.own_rows, sees_BHS1)
+
+    @cached_property
+    def lifted_rows(self) -> list[bool]:
+        """Of the local queries, those that `lift` changes in some batch element or head."""
+        lift_BHS1 = self.lift
+        return [] if lift_BHS1 is None else (lift_BHS1 != 0).flatten(0, 1).any(0).flatten().tolist()
+
+    @cached_property
+    def _seeing(self) -> Tensor:
+        return find_seeing(self.score, self.leaves, self.plan.mask, self.plan.length, self.plan.keys, self.device)
+
+    def _all_see(self) -> bool:
+        """A sink is one more key, which all queries see."""
+        return self.score.sink is not None or bool(self._seeing.all())
 
     @cached_property
     def own_rows(self) -> Tensor:
@@ -111,4 +136,6 @@ class SourceScore:
 
     def _tile_score(self, tile: Tile) -> TileScore:
         rows_R, columns_C = self.rows_S[tile.q0 : tile.q1], self.columns_T[tile.k0 : tile.k1]
-        return TileScore(self.bound.score, self.bound.leaves, rows_R, columns_C)
+        lifted = any(self.bound.lifted_rows[tile.q0 : tile.q1])
+        lift_BHR1 = self.bound.lift.narrow(2, tile.q0, len(rows_R)) if lifted and self.bound.lift is not None else None
+        return TileScore(self.bound.score, self.bound.leaves, rows_R, columns_C, lift_BHR1)

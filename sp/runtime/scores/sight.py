@@ -19,16 +19,16 @@ from sp.runtime.scores.intervals import bound_values
 from sp.score import HIDDEN_BELOW, POSITIONS, SCORE, Leaf, Score
 
 
-def all_see(score: Score, leaves: Sequence[Tensor], band: Band, length: int, keys: int, device: torch.device) -> bool:
-    """Whether each query, in each batch element and head, surely sees itself, the first or the last key.
+def find_seeing(
+    score: Score, leaves: Sequence[Tensor], band: Band, length: int, keys: int, device: torch.device
+) -> Tensor:
+    """Which queries surely see themselves, the first or the last key: bool [B or 1, H or 1, S, 1].
 
     Sufficient, at the cost of three keys for each query.  From global leaves alone, so the same on every rank."""
-    if length != keys:
-        return False
-    sees = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=device)
-    for columns_S in _candidates(length, device):
+    sees = torch.zeros((1, 1, length, 1), dtype=torch.bool, device=device)
+    for columns_S in _candidates(length, device) if length == keys else ():
         sees = sees | _see(score, leaves, band, columns_S)
-    return bool(sees.all())
+    return sees
 
 
 def _candidates(length: int, device: torch.device) -> Iterator[Tensor]:

@@ -5,7 +5,7 @@ N blocks of queries, M blocks of keys, rank after rank · R ranks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -16,7 +16,6 @@ from sp.mask import Band
 from sp.plan import Plan, count_steps
 from sp.runtime.scores.blocks import HIDDEN, HIDDEN_SOFTLY, MIXED, OPEN, Blocks
 from sp.runtime.scores.grid import Side, Verdicts, judge
-from sp.runtime.scores.sight import all_see
 from sp.score import Score
 
 # A grid has at most so many blocks, times batch and heads where the score depends on them.
@@ -31,15 +30,24 @@ class Skipping:
     blocks: tuple[Blocks, ...]
 
 
-def find_skipping(score: Score, leaves: Sequence[Tensor], plan: Plan, block: int, device: torch.device) -> Skipping:
-    """One transfer from the device, and another one where large negative numbers could hide something."""
+def find_skipping(
+    score: Score,
+    leaves: Sequence[Tensor],
+    plan: Plan,
+    block: int,
+    device: torch.device,
+    all_see: Callable[[], bool],
+) -> Skipping:
+    """all_see: whether every query of all ranks surely sees a key, so that large negative numbers hide others.
+
+    One transfer from the device, and another one where such numbers could hide something."""
     rows, columns = _sides(score, leaves, plan, (plan.rank,), block, device)
     letters_NM, work_2RR = _letters(judge(score, leaves, rows, columns)), _work(score, leaves, plan, block, device)
     shape_NM, found = letters_NM.shape, torch.cat([letters_NM.flatten(), work_2RR.flatten()]).cpu()
     letters = found[: letters_NM.numel()].numpy().tobytes()
     steps, fewer = (_last(plan, work_RR) for work_RR in found[letters_NM.numel() :].view(work_2RR.shape).tolist())
     if HIDDEN_SOFTLY in letters or fewer < steps:
-        softly = all_see(score, leaves, plan.mask, plan.length, plan.keys, device)
+        softly = all_see()
         steps = fewer if softly else steps
         letters = letters.replace(bytes([HIDDEN_SOFTLY]), bytes([HIDDEN if softly else MIXED]))
     strings = [letters[row * shape_NM[1] : (row + 1) * shape_NM[1]] for row in range(shape_NM[0])]

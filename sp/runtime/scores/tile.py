@@ -30,17 +30,20 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class TileScore:
-    """`score` with its global `leaves`, for the queries and keys at the global positions `rows_R` and `columns_C`."""
+    """`score` with its global `leaves`, for the queries and keys at the global positions `rows_R` and `columns_C`.
+
+    lift: what is taken off all scores of a query (see `lift`), [B or 1, H or 1, R, 1]; None for nothing."""
 
     score: Score
     leaves: tuple[Tensor, ...]
     rows_R: Tensor
     columns_C: Tensor
+    lift_BHR1: Tensor | None = None
 
     @property
     def form(self) -> Literal["added", "function"]:
         """added: it is a tensor that is added to the scores and does not train, so that flash attention takes it."""
-        return form_of(self.score)
+        return form_of(self.score) if self.lift_BHR1 is None else "function"
 
     def added(self, dtype: torch.dtype) -> Tensor:
         """What the scores get added: 0, bias or -inf, in `dtype`.  Broadcasts to BHRC; the band is not in it."""
@@ -52,13 +55,19 @@ class TileScore:
 
     def apply(self, s_BHRC: Tensor) -> Tensor:
         """The new scores in the dtype of the scaled scores `s`, which stay as they are; the band is not applied."""
+        return self.applied(s_BHRC).to(s_BHRC.dtype).expand_as(s_BHRC)
+
+    def applied(self, s_BHRC: Tensor) -> Tensor:
+        """The new scores of `s` that may broadcast, in the dtype of the arithmetic."""
         values = self._values(s_BHRC)
         new_BHRC = values.get(self.score.score or SCORE, s_BHRC)
         if self.score.bias is not None:
             new_BHRC = new_BHRC + values[self.score.bias]
+        if self.lift_BHR1 is not None:
+            new_BHRC = new_BHRC - self.lift_BHR1.to(new_BHRC.dtype)
         if self.score.visible is not None:
             new_BHRC = torch.where(values[self.score.visible], new_BHRC, -torch.inf)
-        return new_BHRC.to(s_BHRC.dtype).expand_as(s_BHRC)
+        return new_BHRC
 
     def gradient(self, s_BHRC: Tensor, grad_BHRC: Tensor, totals: list[Tensor]) -> Tensor:
         """The gradient of `s`, given that of the new scores; adds those of the leaves that train to `totals`.
