@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="measure memory at several lengths, not time at one")
     parser.add_argument("--lengths", type=int, nargs="+", default=[16384, 32768, 65536])
     options = parser.parse_args()
-    print(f"{options.heads} heads of {SIZE}, a window of {options.window}, documents of about {options.document} tokens")
+    print(f"{options.heads} heads of {SIZE}, window of {options.window}, documents of about {options.document} tokens")
     if options.memory:
         print(compare_memory(options.lengths, options.heads, options.window, options.document))
     else:
