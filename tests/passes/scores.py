@@ -1,7 +1,7 @@
 """Attention under masks made of data: captured in one graph, read as scores, and computed as the scores say."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,7 +50,6 @@ class Data:
 
 
 Maker = Callable[[Data], Tensor]
-INPUTS = [field.name for field in fields(Data)][:-2]
 
 
 class Attentions(nn.Module):
@@ -62,8 +61,18 @@ class Attentions(nn.Module):
         self.slopes = nn.Parameter(torch.tensor([0.5, 0.25]))
         self.table = nn.Parameter(torch.randn(8, HEADS, generator=torch.Generator().manual_seed(5)))
 
-    def forward(self, x: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        data = Data(*inputs, slopes=self.slopes, table=self.table)
+    def forward(  # its arguments have names, which words for people quote
+        self,
+        x: Tensor,
+        seen: Tensor,
+        lengths: Tensor,
+        documents: Tensor,
+        places: Tensor,
+        weights: Tensor,
+        pairs: Tensor,
+        bias: Tensor,
+    ) -> tuple[Tensor, ...]:
+        data = Data(seen, lengths, documents, places, weights, pairs, bias, slopes=self.slopes, table=self.table)
         q = x.unflatten(2, (HEADS, WIDTH)).transpose(1, 2)
         made = [maker(data) for maker in self.makers.values()]
         made = [mask if mask.dtype == torch.bool else mask.to(x.dtype) for mask in made]

@@ -44,7 +44,8 @@ def model(
 
 def decoder(name: str, stem: str, sizes: Mapping[str, Any], options: Mapping[str, str] = SDPA) -> Family:
     """A causal language model called `<stem>ForCausalLM`."""
-    return Family(name, model(f"{stem}ForCausalLM", f"{stem}Config", sizes, options), ids, token_labels())
+    build = model(f"{stem}ForCausalLM", f"{stem}Config", sizes, options)
+    return Family(name, build, ids, token_labels(), packed=stem != "Mamba2")
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -18,6 +18,7 @@ class Family:
     """build: the model, tiny and with random weights.  inputs, labels: keyword arguments for a length S.
 
     labels: None where the model has no loss of its own.  mask: whether it takes an attention_mask of shape [B, S].
+    packed: whether position_ids that restart say where documents begin, as in transformers' decoders.
     sequence_dim: as `sp.parallelize` takes it, for all arguments that any call passes."""
 
     name: str
@@ -25,6 +26,7 @@ class Family:
     inputs: Inputs
     labels: Inputs | None = None
     mask: bool = True
+    packed: bool = False
     sequence_dim: int | Mapping[str, int] = 1
 
 

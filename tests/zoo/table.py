@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tabulate import tabulate
@@ -24,27 +24,31 @@ HEADER = """# The zoo
 Models of `transformers` and `diffusers` by their real configuration classes, two layers, random weights, taken through
 `sp.parallelize` on 2 ranks (striped, 24 and 23 tokens), in float64 throughout. *exact*: outputs and the gradient of
 every parameter agree with the plain model; the number bounds the largest relative error. *refused*: by name, for the
-reasons numbered below. Labels hold some −100. An attention mask is data: sp cannot know that it is all ones. A gradient
-that is zero in exact arithmetic (of a key's bias, under softmax) is round-off, measured against a millionth of all
-gradients: hence the 1e-11. Other strategies, 4 ranks and the models' own float32 casts: `make test-slow`.
+reasons numbered below. Labels hold some −100. Padding hides a third of the first row, at its right or left end; packed
+rows have position_ids that restart. A gradient that is zero in exact arithmetic (of a key's bias, under softmax) is
+round-off, measured against a millionth of all gradients: hence the 1e-11. *scores*: what decides who sees whom in each
+kind of attention along the sequence, where padded. Other strategies, 4 ranks and the models' own float32 casts:
+`make test-slow`.
 
 Written by `make zoo`; do not edit.
 """
 TITLES: Mapping[Variant, str] = {
     "plain": "without labels",
     "labels": "with labels",
-    "mask": "attention_mask of ones",
-    "padding": "attention_mask with padding",
+    "right": "padded right",
+    "left": "padded left",
+    "packed": "packed",
 }
 ABSENT = "–"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """bound: of an exact one, a power of ten.  reasons: of a refused one."""
+    """bound: of an exact one, a power of ten.  reasons: of a refused one.  scores: what decides who sees whom."""
 
     bound: str = ""
     reasons: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
 
     @staticmethod
     def of(outcome: Outcome) -> Cell:
@@ -52,7 +56,7 @@ class Cell:
         assert outcome.verdict in ("exact", "refused"), f"{outcome.verdict}: {outcome.text}"
         if outcome.verdict == "refused":
             return Cell(reasons=outcome.reasons)
-        return Cell(bound=f"1e{math.ceil(math.log10(max(outcome.error, 1e-16)))}")
+        return Cell(f"1e{math.ceil(math.log10(max(outcome.error, 1e-16)))}", scores=outcome.scores)
 
     @property
     def verdict(self) -> str:
@@ -65,14 +69,23 @@ Cells = dict[tuple[str, Variant], Cell]
 def render(cells: Cells) -> str:
     """The page."""
     numbers: dict[str, int] = {}
-    rows = [[name, *(_words(cells.get((name, variant)), numbers) for variant in VARIANTS)] for name in _names(cells)]
-    table = tabulate(rows, ["family", *TITLES.values()], tablefmt="github", disable_numparse=True)
+    rows = [
+        [name, *(_words(cells.get((name, variant)), numbers) for variant in VARIANTS), _scores(name, cells)]
+        for name in _names(cells)
+    ]
+    table = tabulate(rows, ["family", *TITLES.values(), "scores"], tablefmt="github", disable_numparse=True)
     reasons = "\n".join(f"{number}. {reason}" for reason, number in numbers.items())
     return f"{HEADER}\n{table}\n\n## Reasons\n\n{reasons}\n"
 
 
 def _names(cells: Cells) -> Iterable[str]:
     return dict.fromkeys(name for name, _ in cells)
+
+
+def _scores(name: str, cells: Cells) -> str:
+    """As they are where padded, or else without a mask."""
+    shown = next((cell for variant in ("right", "plain") if (cell := cells.get((name, variant))) and cell.scores), None)
+    return "; ".join(shown.scores) if shown else ABSENT
 
 
 def _words(cell: Cell | None, numbers: dict[str, int]) -> str:
@@ -89,9 +102,13 @@ def parse(page: str) -> Cells:
     lines = re.findall(r"^\| (?!family)(.+) \|$", page, re.MULTILINE)
     cells: Cells = {}
     for name, *words in ([field.strip() for field in line.split("|")] for line in lines):
+        *words, scores = words
         for variant, text in zip(VARIANTS, words, strict=True):
             if text != ABSENT:
                 cells[name, variant] = _cell(text, reasons)
+        shown = "right" if (name, "right") in cells and not cells[name, "right"].reasons else "plain"
+        if scores != ABSENT:
+            cells[name, shown] = replace(cells[name, shown], scores=tuple(scores.split("; ")))
     return cells
 
 

@@ -80,14 +80,14 @@ def test_in_doubles():
 
 def test_variants():
     family = Family("a family", nn.Identity, states("input"))
-    assert variants(family) == ("plain", "mask", "padding")
-    assert call(family, "padding", 9)["attention_mask"].sum().item() == 15
+    assert variants(family) == ("plain", "right", "left")
+    assert call(family, "right", 9)["attention_mask"].sum().item() == 15
 
 
 def test_table_reads_what_it_writes():
     cells = {
         ("one", "plain"): Cell("1e-15"),
         ("one", "labels"): Cell(reasons=("`aten.view`: no", "`aten.cat`: no, neither")),
-        ("two (window)", "padding"): Cell(reasons=("`aten.cat`: no, neither",)),
+        ("two (window)", "left"): Cell(reasons=("`aten.cat`: no, neither",)),
     }
     assert parse(render(cells)) == cells

@@ -1,4 +1,4 @@
-"""Queries that a mask of large finite numbers hides all keys from are lifted, by their greatest bias; others are not."""
+"""Queries from which a mask of large numbers hides all keys are lifted, by their greatest bias; others are not."""
 
 import torch
 from torch import Tensor
