@@ -81,7 +81,8 @@ def _rewrite(found: Unfused, program: Program) -> None:
     score, scale = _scaled(found)
     root, outer = found.root, shape(found.root)[:-2]
     if any(len(shape(node)) != 4 or op_name(node) in VIEWS for node in found.path):
-        score = lift.known[score] = _raw(score, query, key, scale, build)
+        lift.known[score] = _raw(score, query, key, scale, build)
+        score = lift.known[score]
         root = lift.scores(root, found.path, outer)
     sink = None if found.sink is None else lift.scores(found.sink, frozenset(), outer)
     rows = "zero" if found.zero_rows else "nan"
