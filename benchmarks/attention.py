@@ -61,7 +61,7 @@ def time_rank(strategy: Strategy, length: int) -> float:
     dist.barrier()
     start = time.perf_counter()
     names = (strategy.layout, strategy.transport, "flash", group.group_name)
-    out, _ = attention(q, k, v, str(CAUSAL), SIZE**-0.5, length, *names)
+    out, _ = attention(q, k, v, [], str(CAUSAL), "", SIZE**-0.5, length, length, *names)
     out.backward(grad)
     return time.perf_counter() - start
 

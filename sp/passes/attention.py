@@ -3,7 +3,7 @@
     reshape = aten.reshape(expand(unsqueeze(k, 2)), [B, 8, S, 64])    keys repeated for 8 query heads
     sdpa    = aten.scaled_dot_product_attention(q, reshape, reshape_1, mask)
     →
-    attention = sp.attention(q, k, v, 'causal', 0.125, S, S, 'striped', 'ring', 'flash', 'sp')
+    attention = sp.attention(q, k, v, [], 'causal', '', 0.125, S, S, 'striped', 'ring', 'flash', 'sp')
     sdpa      = attention[0]                                          un-expanded k and v will travel
 
 Whatever cannot be proven is refused.  Masks that nobody reads any more die here, before anything is placed.
@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from sp.errors import Refusal
+from sp.passes.builder import Builder
 from sp.passes.fxtools import (
     exact_quotient,
     module_path,
@@ -35,7 +36,9 @@ from sp.passes.fxtools import (
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
 from sp.passes.index_rules import INDEX_RULES
-from sp.passes.mask_proof import Unproven, explain, prove_mask
+from sp.passes.score_read import read_mask
+from sp.passes.score_sources import laid_out
+from sp.passes.score_trace import Tracer, Untraceable
 from sp.passes.sizes import Sizes
 from sp.program import AttentionSite, Program
 from sp.runtime.ops import attention as attention_op
@@ -78,17 +81,21 @@ class RewriteAttention:
         problem = _misfit(node, program, query, key, value, cast(float, dropout))
         if problem is not None:
             return problem
+        tracer = Tracer(program, algebra, shape(query)[2], shape(key)[2])
         try:
-            band = prove_mask(cast("fx.Node | None", mask), bool(is_causal), algebra)
-        except Unproven as unproven:
-            return explain(unproven, node)
+            reading = read_mask(cast("fx.Node | None", mask), bool(is_causal), tracer)
+        except Untraceable as untraceable:
+            return _explain(untraceable, node)
+        band = reading.band
         if band.left is not None and not same_size(shape(query)[2], shape(key)[2]):
             return refusal(node, f"its mask {band} hides every key from some query", "use a mask without a window")
         key, value, why = ungroup(query, key, value, bool(enable_gqa))
         width = int(shape(query)[3])
         kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
         given = cast("float | None", scale)
-        arguments = (str(band), 1 / math.sqrt(width) if given is None else given)
+        build = Builder(node, program)
+        leaves = [laid_out(source, build) for source in reading.sources]
+        arguments = (leaves, str(band), str(reading.score), 1 / math.sqrt(width) if given is None else given)
         _replace(node, program, (query, key, value), arguments, kernel)
         return AttentionSite(
             module_path(node) or node.name,
@@ -110,6 +117,14 @@ def is_ours(node: fx.Node, program: Program) -> bool:
     """Whether this is an attention along a sequence: of tokens to those on other ranks."""
     sizes = shape(cast(fx.Node, node.args[1])) if op_name(node) == SDPA else ()
     return any(map(program.holds_sequence, sizes[2:] if len(sizes) == 4 else sizes))
+
+
+def _explain(untraceable: Untraceable, attention: fx.Node) -> Refusal:
+    return refusal(
+        attention,
+        f"its mask is not known tile by tile: {untraceable.why} (at {untraceable.node.name})",
+        "build it from positions, from values of one token each, or pass it in whole, as an input",
+    )
 
 
 def _misfit(
@@ -140,7 +155,7 @@ def _replace(
     node: fx.Node,
     program: Program,
     operands: tuple[fx.Node, fx.Node, fx.Node],
-    arguments: tuple[str, float],
+    arguments: tuple[list[fx.Node], str, str, float],
     kernel: str,
 ) -> None:
     graph, strategy = program.graph, program.strategy

@@ -4,7 +4,7 @@
     slice(x: sharded(dim 1), 1, 0, 3)               →  replicated                  three tokens, for every rank
     pad(x: sharded(dim 1), [0, 0, 1, 0])            →  sharded(dim 1)  of S+1      becomes sp.move
     cat([cls: replicated, x: sharded(dim 1)], 1)    →  sharded(dim 1)  of S+1      becomes sp.shard, sp.move and a sum
-    attention(q, k, v)                              →  sharded(dim 2)              each covers its whole sequence
+    attention(q, k, v, leaves)                      →  sharded(dim 2)              each covers its whole sequence
 
 A result of another length is a sequence of its own, dealt to the ranks by the same layout.
 """
@@ -92,14 +92,18 @@ def join(case: Case) -> Ruling:
 
 
 def attention(case: Case) -> Ruling:
-    """Queries cover their whole sequence, keys and values theirs; heads and head sizes stay whole."""
-    if case.placement.dim != 2 or case.placement.outer != 1:
+    """Queries cover their whole sequence, keys and values theirs; heads and head sizes stay whole.
+
+    What the score is computed from is whole on every rank, so that each can cut it for any queries and keys."""
+    operands = cast(tuple[fx.Node, ...], case.node.args[:3])
+    if case.anchor in operands and (case.placement.dim != 2 or case.placement.outer != 1):
         raise Refused(
             f"the sequence of {case.anchor.name} lives in dim {case.placement.dim}, attention has it in dim 2",
             "transpose to (batch, heads, sequence, head width) before attention",
         )
-    needs: dict[fx.Node, Placement] = {x: Sharded.whole(2, shape(x)[2]) for x in case.operands}
-    return Ruling(needs[case.operands[0]], needs)
+    needs: dict[fx.Node, Placement] = {leaf: Replicated() for leaf in case.operands}
+    needs |= {operand: Sharded.whole(2, shape(operand)[2]) for operand in operands}
+    return Ruling(needs[operands[0]], needs)
 
 
 def peak(case: Case) -> Ruling:

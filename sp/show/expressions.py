@@ -56,6 +56,8 @@ class Expressions:
             return dtype_name(value)
         if isinstance(value, float):
             return f"{value:.6g}"
+        if isinstance(value, str) and (not value or " -> " in value):
+            return repr(value)  # nothing, or a score: words with commas of their own
         return "end" if value == _END else str(value).removeprefix("torch.")
 
 

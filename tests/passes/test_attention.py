@@ -37,7 +37,7 @@ def values(program: Program, *inputs: Tensor) -> list[Any]:
 
 def test_scale() -> None:
     program = rewritten(lambda x: sdpa(x, x, x, scale=0.3) + sdpa(x, x, x))
-    scales = [node.args[4] for node in program.graph.nodes if op_name(node) == "sp.attention"]
+    scales = [node.args[6] for node in program.graph.nodes if op_name(node) == "sp.attention"]
     assert scales == [0.3, pytest.approx(8**-0.5)]
     x = torch.randn(2, 4, 9, 8)
     torch.testing.assert_close(values(program, x)[-1], sdpa(x, x, x, scale=0.3) + sdpa(x, x, x))

@@ -55,7 +55,7 @@ def spread(
     q, k, v, grad = (x.transpose(1, 2)[:, here].transpose(1, 2) for x in inputs)
     for x in (q, k, v):
         x.requires_grad_()
-    out, _ = attention(q, k, v, str(mask), SCALE, length, length, layout, "ring", kernel, group)
+    out, _ = attention(q, k, v, [], str(mask), "", SCALE, length, length, layout, "ring", kernel, group)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
 
 

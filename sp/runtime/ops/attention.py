@@ -2,14 +2,18 @@
 
 B batch · H query heads · G key/value heads, G divides H · S local tokens · D, E head sizes of k and v
 
-Tensors are local.  What else the ops take is in `Call`: names and global facts, never a rank, so that all ranks hold
-the same graph; what a rank computes is looked up when the op runs.
+q, k, v and their kin are local; `leaves`, the tensors that the score is computed from (`sp.score`), are of global
+length and the same on every rank.  What else the ops take is in `Call`: names and global facts, never a rank, so that
+all ranks hold the same graph; what a rank computes is looked up when the op runs.
 
 Results: `out` [B, H, S, E] in q's dtype and `lse` [B, H, S], the log of each row's sum of exponentials, which backward
 needs and which has no gradient.  `out` and all gradients are laid out [B, S, heads, size] in memory, so that the
-`transpose(1, 2)` and `reshape` around an attention copy nothing; the kernels write them like that anyway.
+`transpose(1, 2)` and `reshape` around an attention copy nothing; the kernels write them like that anyway.  The gradient
+of a leaf is this rank's part of it; a leaf that does not train gets an empty one from `attention_backward`, since an
+operator cannot return None.
 
-Under autocast, q, k and v are cast as `scaled_dot_product_attention` would cast them.
+Under autocast, q, k and v are cast as `scaled_dot_product_attention` would cast them.  Leaves are not: what the text of
+the score says of their dtypes is true.
 """
 
 from __future__ import annotations
@@ -29,24 +33,31 @@ from sp.runtime.merge import accumulation_dtype
 from sp.runtime.ops.order import keep_order
 from sp.runtime.ring import Saved
 from sp.runtime.transport import find_transport
+from sp.score import Score
 
-_CALL = "str mask, float scale, SymInt length, SymInt keys, str layout, str transport, str kernel, str group"
-_FORWARD = f"(Tensor q, Tensor k, Tensor v, {_CALL}) -> (Tensor, Tensor)"
-_BACKWARD = (
-    f"(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_CALL}) -> (Tensor, Tensor, Tensor)"
+_CALL = (
+    "Tensor[] leaves, str mask, str score, float scale,"
+    " SymInt length, SymInt keys, str layout, str transport, str kernel, str group"
 )
+_FORWARD = f"(Tensor q, Tensor k, Tensor v, {_CALL}) -> (Tensor, Tensor)"
+_SAVED = "Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
+_BACKWARD = f"({_SAVED}, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor[])"
+
+Gradients = tuple[Tensor, Tensor, Tensor, list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Call:
     """The arguments of the ops that are no tensors, in order.
 
-    mask: `str` of the `sp.mask.Band` of global positions.  scale: of the scores.
+    mask: `str` of the `sp.mask.Band` of global positions.  score: `str` of the `sp.score.Score` inside of it.
+    scale: of the products of queries and keys.
     length, keys: of the global sequences of queries and of keys.
     layout, transport, kernel: keys of LAYOUTS, TRANSPORTS, KERNELS.  group: name of the process group, "" for none.
     """
 
     mask: str
+    score: str
     scale: float
     length: int
     keys: int
@@ -86,32 +97,44 @@ def check(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, kernel: str) -> None:
     find_kernel(kernel).check(q_BHSD, k_BGSD, v_BGSE)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+def check_leaves(leaves: list[Tensor], call: Call) -> None:
+    """Our mistake, if not: the text of the score names its leaves."""
+    named = len(Score.parse(call.score).leaves)
+    assert len(leaves) == named, f"attention got {len(leaves)} leaves, its score {call.score!r} names {named}"
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
     call = Call(*arguments)
     check(q, k, v, call.kernel)
+    check_leaves(leaves, call)
+    assert not call.score, "scores are not computed yet"
     plan, world = call.plan(q, k)
     kernel = find_kernel(call.kernel)
     return find_transport(call.transport).forward(q, k, v, plan, kernel, call.scale, world)
 
 
-def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
     keep_order()
-    check(q, k, v, Call(*arguments).kernel)
+    call = Call(*arguments)
+    check(q, k, v, call.kernel)
+    check_leaves(leaves, call)
     batch, heads, length, _ = q.shape
     out_BSHE = q.new_empty((batch, length, heads, v.shape[3]))
     return out_BSHE.transpose(1, 2), q.new_empty((batch, heads, length), dtype=accumulation_dtype(q.dtype))
 
 
-def _backward(grad_out: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    saved, call = Saved(*rest[:5]), Call(*rest[5:])
+def _backward(grad_out: Tensor, *rest: Any) -> Gradients:
+    saved, leaves, call = Saved(*rest[:5]), rest[5], Call(*rest[6:])
     plan, world = call.plan(saved.q_BHSD, saved.k_BGSD)
     kernel = find_kernel(call.kernel)
-    return find_transport(call.transport).backward(grad_out, saved, plan, kernel, call.scale, world)
+    dq, dk, dv = find_transport(call.transport).backward(grad_out, saved, plan, kernel, call.scale, world)
+    return dq, dk, dv, [leaf.new_empty(0) for leaf in leaves]
 
 
-def _backward_fake(grad_out: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_fake(grad_out: Tensor, *rest: Any) -> Gradients:
     dq, dk, dv = (_empty_like(x) for x in rest[:3])
-    return dq, dk, dv
+    pairs = zip(rest[5], Score.parse(Call(*rest[6:]).score).leaves, strict=True)
+    return dq, dk, dv, [given.new_empty(given.shape if leaf.trains else 0) for given, leaf in pairs]
 
 
 def _empty_like(x_BHSD: Tensor) -> Tensor:
@@ -127,15 +150,19 @@ attention_backward.register_fake(_backward_fake)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, leaves, *arguments = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(*inputs[:3], out, lse)
-    ctx.arguments = inputs[3:]
+    ctx.save_for_backward(q, k, v, out, lse, *leaves)
+    ctx.arguments = arguments
 
 
-def _gradients(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    grads = attention_backward(grad_out, *ctx.saved_tensors, *ctx.arguments)
-    return (*grads, *(None for _ in ctx.arguments))
+def _gradients(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+    q, k, v, out, lse, *leaves = ctx.saved_tensors
+    *grads, found = attention_backward(grad_out, q, k, v, out, lse, leaves, *ctx.arguments)
+    named = Score.parse(Call(*ctx.arguments).score).leaves
+    trained = [grad if leaf.trains else None for grad, leaf in zip(found, named, strict=True)]
+    return (*grads, trained, *(None for _ in ctx.arguments))
 
 
 attention.register_autograd(_gradients, setup_context=_setup_context)
@@ -153,7 +180,7 @@ def _register_autocast(device: str, key: str) -> None:
         with torch.autocast(device, enabled=False):
             return attention(*(lowered(value) for value in arguments))
 
-    def backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(*arguments: Any) -> Gradients:
         with torch.autocast(device, enabled=False):
             return attention_backward(*arguments)
 

@@ -25,7 +25,7 @@ LENGTH = 12
 
 
 def arguments(length: int = LENGTH, kernel: str = "flash", mask: Band = CAUSAL, group: str = "") -> tuple[Any, ...]:
-    return str(mask), SCALE, length, length, "striped", "ring", kernel, group
+    return [], str(mask), "", SCALE, length, length, "striped", "ring", kernel, group
 
 
 def requiring_grad(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -61,7 +61,8 @@ def test_memory_layout_is_what_the_fake_promises(size: int, mask: Band, kernel: 
             inputs = [x.contiguous() if first else x for x in make_inputs(local, dtype=dtype)]
             how = arguments(kernel=kernel, mask=mask, group=group.group_name)
             results = attention(*inputs[:3], *how)
-            gradients = attention_backward(inputs[3], *inputs[:3], *results, *how)
+            *gradients, leaves = attention_backward(inputs[3], *inputs[:3], *results, *how)
+            assert leaves == []
             for x in (results[0], *gradients):
                 assert x.transpose(1, 2).is_contiguous()
             assert results[1].is_contiguous()
@@ -178,7 +179,7 @@ class Layer(nn.Module):
         batch, local, width = x.shape
         q, k, v = self.qkv(x).view(batch, local, 3, 4, 8).permute(2, 0, 3, 1, 4)
         # The scale is a literal, as in a captured graph; Dynamo would trace twice for a global.
-        out, _ = attention(q, k, v, "causal", 0.3, length, length, "striped", "ring", "flash", self.group)
+        out, _ = attention(q, k, v, [], "causal", "", 0.3, length, length, "striped", "ring", "flash", self.group)
         return self.out(out.transpose(1, 2).reshape(batch, local, width)).square().sum()
 
 
