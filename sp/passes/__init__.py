@@ -13,6 +13,7 @@ from sp.passes.no_grad import Detach
 from sp.passes.noise import SeedNoise
 from sp.passes.normalize import Normalize
 from sp.passes.place import Place
+from sp.passes.recognize import Recognize
 from sp.passes.reduce import Reduce
 from sp.passes.regions import Inline
 from sp.passes.verify import Verify
@@ -34,6 +35,7 @@ def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tu
     """The passes in their order, each with the reason for its place."""
     return (
         *preparation(),
+        Recognize(),  # before noise: dropped weights of an attention are refused by that name
         SeedNoise(),  # before anything is placed: noise is a value like others
         RewriteAttention(kernel),  # before place: proves masks on the global graph, and lets them die unplaced
         Decompose(),  # before reduce: some of what it writes are averages

@@ -22,6 +22,7 @@ from torch import fx
 
 from sp.errors import Refusal
 from sp.passes.builder import Builder
+from sp.passes.frames import frame_of
 from sp.passes.fxtools import (
     exact_quotient,
     module_path,
@@ -36,15 +37,18 @@ from sp.passes.fxtools import (
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
 from sp.passes.index_rules import INDEX_RULES
-from sp.passes.score_read import read_mask
-from sp.passes.score_sources import laid_out
+from sp.passes.mask_proof import shows_itself
+from sp.passes.score_read import ATTENTION, Reading, read_mask, read_scores
+from sp.passes.score_sources import LeafNode, laid_out
 from sp.passes.score_trace import Tracer, Untraceable
+from sp.passes.scored import Scored, is_scored
 from sp.passes.sizes import Sizes
 from sp.program import AttentionSite, Program
 from sp.runtime.ops import attention as attention_op
 
 SDPA = "aten.scaled_dot_product_attention"
 AXIS = "sp"
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -76,27 +80,27 @@ class RewriteAttention:
         assert not left, f"attention left {left}"
 
     def _rewrite(self, node: fx.Node, program: Program, algebra: IndexAlgebra) -> AttentionSite | Refusal:
-        query, key, value, mask, dropout, is_causal, scale, enable_gqa = positional(node)
-        query, key, value = (cast(fx.Node, operand) for operand in (query, key, value))
-        problem = _misfit(node, program, query, key, value, cast(float, dropout))
+        call = _Call.of(node)
+        query, key, value = call.operands
+        problem = _misfit(node, program, query, key, value, call.dropout)
         if problem is not None:
             return problem
-        tracer = Tracer(program, algebra, shape(query)[2], shape(key)[2])
         try:
-            reading = read_mask(cast("fx.Node | None", mask), bool(is_causal), tracer)
+            reading = call.read(program, algebra)
         except Untraceable as untraceable:
             return _explain(untraceable, node)
         band = reading.band
         if band.left is not None and not same_size(shape(query)[2], shape(key)[2]):
             return refusal(node, f"its mask {band} hides every key from some query", "use a mask without a window")
-        key, value, why = ungroup(query, key, value, bool(enable_gqa))
+        key, value, why = ungroup(query, key, value, call.enable_gqa)
         width = int(shape(query)[3])
         kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
-        given = cast("float | None", scale)
         build = Builder(node, program)
         leaves = [laid_out(source, build) for source in reading.sources]
-        arguments = (leaves, str(band), str(reading.score), 1 / math.sqrt(width) if given is None else given)
-        _replace(node, program, (query, key, value), arguments, kernel)
+        arguments = (leaves, str(band), str(reading.score), 1 / math.sqrt(width) if call.scale is None else call.scale)
+        made = _replace(node, program, (query, key, value), arguments, kernel)
+        if call.nan_rows and may_hide_rows(reading):
+            _with_nan_rows(made, program)
         return AttentionSite(
             module_path(node) or node.name,
             source_line(node),
@@ -113,8 +117,46 @@ class RewriteAttention:
         )
 
 
+@dataclass(frozen=True)
+class _Call:
+    """What a `scaled_dot_product_attention` or a `scored_attention` asks for.
+
+    mask, is_causal: of the former.  scored: of the latter.  nan_rows: whether a query that sees no key gets nan."""
+
+    operands: tuple[fx.Node, fx.Node, fx.Node]
+    scale: float | None
+    dropout: float = 0.0
+    enable_gqa: bool = False
+    mask: fx.Node | None = None
+    is_causal: bool = False
+    scored: Scored | None = None
+    nan_rows: bool = False
+
+    @staticmethod
+    def of(node: fx.Node) -> _Call:
+        if is_scored(node):
+            scored = Scored.of(node)
+            operands = (scored.query, scored.key, scored.value)
+            return _Call(operands, scored.scale, scored=scored, nan_rows=scored.hidden_rows == "nan")
+        query, key, value, mask, dropout, is_causal, scale, enable_gqa = positional(node)
+        operands = cast("tuple[fx.Node, fx.Node, fx.Node]", (query, key, value))
+        given, masked = cast("float | None", scale), cast("fx.Node | None", mask)
+        return _Call(operands, given, cast(float, dropout), bool(enable_gqa), masked, bool(is_causal))
+
+    def read(self, program: Program, algebra: IndexAlgebra) -> Reading:
+        """Raises Untraceable."""
+        queries, keys = (shape(operand)[2] for operand in self.operands[:2])
+        if self.scored is None:
+            return read_mask(self.mask, self.is_causal, Tracer(program, algebra, queries, keys))
+        tracer = Tracer(program, algebra, queries, keys, self.scored.score)
+        sink = None if self.scored.sink is None else (self.scored.sink, frame_of(self.scored.sink, ATTENTION))
+        return read_scores(self.scored.root, tracer, sink=sink)
+
+
 def is_ours(node: fx.Node, program: Program) -> bool:
     """Whether this is an attention along a sequence: of tokens to those on other ranks."""
+    if is_scored(node):
+        return True
     sizes = shape(cast(fx.Node, node.args[1])) if op_name(node) == SDPA else ()
     return any(map(program.holds_sequence, sizes[2:] if len(sizes) == 4 else sizes))
 
@@ -157,7 +199,8 @@ def _replace(
     operands: tuple[fx.Node, fx.Node, fx.Node],
     arguments: tuple[list[fx.Node], str, str, float],
     kernel: str,
-) -> None:
+) -> fx.Node:
+    """The output of `sp::attention`, which stands where `node` stood."""
     graph, strategy = program.graph, program.strategy
     with graph.inserting_before(node):
         sizes = Sizes(program)
@@ -171,6 +214,27 @@ def _replace(
     output.meta = dict(node.meta)
     node.replace_all_uses_with(output)
     graph.erase_node(node)
+    return output
+
+
+def may_hide_rows(reading: Reading) -> bool:
+    """Whether a query may see no key at all, every score being -inf."""
+    hard = reading.score.visible is not None or "-inf" in str(reading.score) or not shows_itself(reading.band)
+    masks = [source for source in reading.sources if isinstance(source, LeafNode) and "k" in source.leaf.form]
+    return hard or any(source.node.meta["val"].is_floating_point() for source in masks)
+
+
+def _with_nan_rows(output: fx.Node, program: Program) -> None:
+    """softmax of nothing but -inf is nan, and so are all gradients; `sp::attention` gives 0."""
+    call, following = cast(fx.Node, output.args[0]), output.next
+    with program.graph.inserting_before(following):
+        totals = program.graph.call_function(operator.getitem, (call, 1))
+    totals.meta = {**output.meta, "val": call.meta["val"][1]}
+    build = Builder(following, program, output.meta)
+    factor = build(aten.where.Scalar, build(aten.eq.Scalar, totals, -math.inf), math.nan, 1.0)
+    factor = build(aten.unsqueeze.default, build.cast(factor, output.meta["val"].dtype), -1)
+    spoiled = build(aten.mul.Tensor, output, factor)
+    output.replace_all_uses_with(spoiled, delete_user_cb=lambda user: user is not spoiled)
 
 
 def choose_kernel(query: torch.Tensor | None, width: int, value_width: int) -> str:

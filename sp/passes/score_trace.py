@@ -32,7 +32,7 @@ from sp.passes.index_algebra import IndexAlgebra, Opaque, as_number, coordinate,
 from sp.passes.placements import carries_gradients
 from sp.passes.score_sources import LeafNode, Number, Size, Source, descendants, differentiable, filled, is_stored
 from sp.program import Program
-from sp.runtime.scores import has_gradient, is_evaluable
+from sp.runtime.scores.op_table import has_gradient, is_evaluable
 from sp.score import LOOKUP, SCORE, Argument, Dtype, Leaf, Line, Name, Score
 
 
