@@ -6,6 +6,7 @@ from sp.passes.attention import RewriteAttention
 from sp.passes.autocast import Autocast
 from sp.passes.canonical import Canonical
 from sp.passes.decompose import Decompose
+from sp.passes.flex import Flex
 from sp.passes.functionalize import Functionalize
 from sp.passes.localize import Localize, OutputForm
 from sp.passes.manager import Pass
@@ -23,6 +24,7 @@ def preparation() -> tuple[Pass, ...]:
     """Captured graph → plain lines: what an op computes depends on its operands alone, and nothing changes them."""
     return (
         Inline(),  # first: every later pass sees one graph, and each op's modes as a note on it
+        Flex(),  # before all that judges ops one by one: what is inside of a flex_attention is not theirs to see
         Autocast(),  # before functionalize: changes in place are cast in other ways than their functional forms
         Functionalize(),  # before detach: a value made under no_grad may be changed with gradients later
         Detach(),  # the last to read modes

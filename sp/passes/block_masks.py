@@ -35,6 +35,8 @@ class OneBlock(TorchFunctionMode):
 
 
 def _makes_blocks(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name == "__torch_function__":  # of another mode, entered later
+        frame = frame.f_back
     for name in ("create_mask", "create_block_mask"):
         if frame is None or (frame.f_globals.get("__name__"), frame.f_code.co_name) != (_MODULE, name):
             return False

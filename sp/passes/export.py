@@ -108,7 +108,7 @@ def _export(
         except Exception as error:
             message = str(error)
             narrowed = tuple(_narrowed(message, _name(number), lengths) for number, lengths in enumerate(ranges))
-            settled = replace(axes, fixed=axes.fixed | _fixed_batches(message))
+            settled = replace(axes, fixed=axes.fixed | (_batches(inputs, axes) if _trips(error) else _fixed_batches(message)))
             if _fixed_length(message) or (narrowed, settled) == (ranges, axes):
                 raise _untraceable(error, model, _fixed_at(flat, inputs, axes, ranges, message)) from error
             ranges, axes = narrowed, settled
@@ -138,6 +138,17 @@ def _fixed_length(message: str) -> str | None:
 
 def _fixed_batches(message: str) -> frozenset[int]:
     return frozenset(int(size) for size in re.findall(r"^\s*B(\d+) = ", message, re.MULTILINE))
+
+
+def _trips(error: Exception) -> bool:
+    """Whether torch itself tripped over a product of three sizes, as under vmap in a mask of flex_attention."""
+    return isinstance(error, TypeError) and str(error) == "mul expected 2 arguments, got 3"
+
+
+def _batches(inputs: Sequence[torch.Tensor], axes: Axes) -> frozenset[int]:
+    """All batch sizes: where the batch is a number, fewer sizes are symbols."""
+    pairs = zip(inputs, axes.batch, strict=True)
+    return frozenset(example.shape[batch] for example, batch in pairs if batch is not None)
 
 
 def _narrowed(message: str, name: str, lengths: Lengths) -> Lengths:
