@@ -158,6 +158,13 @@ def trim(tile: Tile) -> Tile | None:
     )
 
 
+def within(tile: Tile, q0: int, q1: int, k0: int, k1: int) -> Tile | None:
+    """The part of `tile` in the given rows and columns of it; None when it sees nothing there."""
+    shift = (q0 - tile.q0) - (k0 - tile.k0)
+    lower, upper = (None if bound is None else bound + shift for bound in (tile.lower, tile.upper))
+    return trim(Tile(q0, q1, k0, k1, lower, upper))
+
+
 def _pairs_up_to(rows: int, columns: int, upper: int) -> int:
     """How many (x, y) of a rows × columns grid have `y - x <= upper`."""
     first = max(0, min(rows, -upper))  # rows before it see nothing

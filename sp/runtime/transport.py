@@ -12,17 +12,24 @@ from sp.plan import Plan
 from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
 from sp.runtime.ring import Saved, ring_backward, ring_forward
+from sp.runtime.scores import BoundScore
+
+Forward = Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor]]
+Backward = Callable[
+    [Tensor, Saved, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor, Tensor, list[Tensor]]
+]
 
 
 @dataclass(frozen=True)
 class Transport:
-    """forward(q, k, v, plan, kernel, scale, world): out, lse.  backward(grad_out, saved, plan, …): dq, dk, dv.
+    """forward(q, k, v, plan, kernel, scale, world, score): out, lse.
+    backward(grad_out, saved, plan, …): dq, dk, dv, and the gradients of the score's leaves.
 
-    All tensors are local; out, dq, dk, dv are laid out [B, S, heads, size]."""
+    All tensors but leaves are local; out, dq, dk, dv are laid out [B, S, heads, size]."""
 
     name: str
-    forward: Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World], tuple[Tensor, Tensor]]
-    backward: Callable[[Tensor, Saved, Plan, Kernel, float, World], tuple[Tensor, Tensor, Tensor]]
+    forward: Forward
+    backward: Backward
 
 
 TRANSPORTS = {transport.name: transport for transport in (Transport("ring", ring_forward, ring_backward),)}
