@@ -29,6 +29,7 @@ from sp.passes.builder import Builder
 from sp.passes.flex_blocks import ancestors, blocks_follow
 from sp.passes.fxtools import attribute, op_name, refusal, same_size, shape, tensor
 from sp.passes.rules import Refused
+from sp.passes.scored import is_elementwise
 from sp.program import Program
 
 aten = torch.ops.aten
@@ -191,16 +192,10 @@ def _called(node: fx.Node, known: Mapping[fx.Node, object], build: Builder) -> o
         if not all(isinstance(index, fx.Node) for index in indices) or len(indices) != len(shape(table)):
             raise Refused(f"its function indexes {table} other than by one number for each dim", _USE_FUNCTIONS)
         return build(aten.index.Tensor, table, indices)
-    elementwise = isinstance(node.target, torch._ops.OpOverload) and (
-        torch.Tag.pointwise in node.target.tags or op_name(node) in _SAME_FOR_SCALARS
-    )
-    if not elementwise:
+    if not (is_elementwise(node) or op_name(node) in _FILLS):
         raise Refused(f"its function calls {op_name(node)}, which does not work element by element", _USE_FUNCTIONS)
-    return build(node.target, *args, **kwargs)
+    return build(cast(torch._ops.OpOverload, node.target), *args, **kwargs)
 
 
-# Ops on scalars that mean the same on tensors that broadcast.
-_SAME_FOR_SCALARS = frozenset(
-    f"aten.{name}"
-    for name in ("to", "_to_copy", "clone", "where", "new_ones", "new_zeros", "new_full", "full", "ones", "zeros", "scalar_tensor")
-)
+# Scalars, which broadcast.
+_FILLS = frozenset(f"aten.{name}" for name in "new_ones new_zeros new_full full ones zeros scalar_tensor".split())

@@ -21,8 +21,8 @@ from torch.fx.node import map_arg
 
 from sp.passes.builder import Builder
 from sp.passes.fxtools import exact_quotient, op_name, product, same_size, shape, tensor
-from sp.passes.rule_table import find_rule
-from sp.passes.rules import Refused, pointwise
+from sp.passes.rules import Refused
+from sp.passes.scored import is_elementwise
 
 aten = torch.ops.aten
 _MERGES = ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unsqueeze", "aten.squeeze")
@@ -94,7 +94,7 @@ class Lift:
         fits = fits or (len(outer) == 2 and node not in path)
         if fits and node not in path:
             return node
-        if node in path or (self._is_ours(node) and _is_pointwise(node)):
+        if node in path or (self._is_ours(node) and _is_recomputable(node)):
             return self._again(node, path)
         return self._frame(node, outer)
 
@@ -145,13 +145,8 @@ def _tails(node: fx.Node) -> Sizes:
     return shape(node)[-2:]
 
 
-def _is_pointwise(node: fx.Node) -> bool:
-    if op_name(node) in (*_COPIES, "aten.expand"):
-        return True
-    try:
-        return node.op == "call_function" and find_rule(node) is pointwise
-    except Refused:
-        return False
+def _is_recomputable(node: fx.Node) -> bool:
+    return op_name(node) in (*_COPIES, "aten.expand") or is_elementwise(node)
 
 
 def split(outer: Sizes, nodes: Sequence[fx.Node]) -> tuple[sympy.Expr, sympy.Expr]:

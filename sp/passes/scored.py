@@ -14,6 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from sp.runtime.scores.op_table import is_evaluable
+
 
 def scored_attention(
     query: Tensor,
@@ -54,6 +56,11 @@ class Scored:
     @staticmethod
     def of(node: fx.Node) -> Scored:
         return Scored(*cast(tuple[Any, ...], node.args))
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Whether a score may go through this op."""
+    return isinstance(node.target, torch._ops.OpOverload) and is_evaluable(str(node.target).removeprefix("aten."))
 
 
 def is_scored(node: fx.Node) -> bool:

@@ -22,8 +22,8 @@ from torch import fx
 
 from sp.passes.fxtools import normal_dim, op_name, positional, shape, tensor_operands
 from sp.passes.products import Product, is_wide, read_product
-from sp.passes.rule_table import find_rule
-from sp.passes.rules import Refused, pointwise
+from sp.passes.rules import Refused
+from sp.passes.scored import is_elementwise
 from sp.program import Program
 
 SOFTMAXES = ("aten.softmax", "aten._softmax", "aten._safe_softmax")
@@ -202,7 +202,7 @@ def _check_scores(product: fx.Node, path: frozenset[fx.Node], softmax: fx.Node, 
     if not fits or not _is_key(product, program) or program.holds_sequence(_size(read, read.summed)):
         raise Refused(f"{product.name} is no product of queries and keys, summed over the head width", _USE_SDPA)
     for node in path - {product}:
-        if not (op_name(node) in (*VIEWS, *COPIES) or _is_pointwise(node)):
+        if not (op_name(node) in (*VIEWS, *COPIES) or is_elementwise(node)):
             why = f"its scores go through {op_name(node)} ({node.name}), which is not element by element"
             raise Refused(why, _USE_SDPA)
     inner = _path(product, softmax)
@@ -213,10 +213,3 @@ def _check_scores(product: fx.Node, path: frozenset[fx.Node], softmax: fx.Node, 
 
 def _size(product: Product, letter: str) -> sympy.Expr:
     return shape(product.left)[product.left_letters.index(letter)]
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    try:
-        return find_rule(node) is pointwise
-    except Refused:
-        return False
