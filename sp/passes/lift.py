@@ -20,7 +20,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from sp.passes.builder import Builder
-from sp.passes.fxtools import exact_quotient, op_name, product, same_size, shape, tensor
+from sp.passes.fxtools import exact_quotient, op_name, positional, product, same_size, shape, tensor
 from sp.passes.rules import Refused
 from sp.passes.scored import is_elementwise
 
@@ -113,6 +113,8 @@ class Lift:
     def _frame(self, node: fx.Node, outer: Sizes) -> fx.Node:
         """A mask or bias [*outer, ·, ·] that stays one value."""
         sizes = shape(node)[:-2]
+        if (one := self._tiled(node)) is not None:
+            return self._view(one, (sympy.Integer(1), self.heads))
         if len(outer) < 3:
             return self._view(node, (self.batch, self.heads))
         padded = (*(sympy.Integer(1),) * (len(outer) - len(sizes)), *sizes)
@@ -120,6 +122,14 @@ class Lift:
             return self._view(node, (padded[0], sympy.Integer(1)))
         whole = self._sizes((padded[0], *outer[1:], *shape(node)[-2:]))
         return self._view(self.build(aten.expand.default, node, whole), (padded[0], self.heads))
+
+    def _tiled(self, node: fx.Node) -> fx.Node | None:
+        """[H, ·, ·], which `node` repeats for each of the batch: ALiBi's slopes times positions, as Bloom has it."""
+        if op_name(node) != "aten.repeat":
+            return None
+        source, counts = cast("tuple[fx.Node, list[object]]", positional(node))
+        one_each = all(count == 1 for count in counts[1:]) and len(counts) == len(shape(source)) == 3
+        return source if one_each and same_size(shape(source)[0], self.heads) else None
 
     def lowered(self, node: fx.Node, outer: Sizes) -> fx.Node:
         """The result [B, H, S, D] with the dims that the model gave it."""

@@ -39,6 +39,8 @@ class Recognize:
         for node in list(program.graph.nodes):
             if op_name(node) == "aten.baddbmm" and is_wide(node, program):
                 _without_bias(node, program)
+            elif op_name(node) == "aten.scaled_dot_product_attention":
+                _lift_mask(node, program)
         refused, found = dict[str, Refusal](), 0
         for softmax in _softmaxes(program):
             try:
@@ -165,3 +167,15 @@ def _raw(score: fx.Node, query: fx.Node, key: fx.Node, scale: float, build: Buil
     turned_key = build(aten.transpose.int, key, -2, -1)
     product = build(aten.matmul.default, query, turned_key)
     return build.cast(build(aten.mul.Tensor, product, scale), score.meta["val"].dtype)
+
+
+def _lift_mask(node: fx.Node, program: Program) -> None:
+    """The mask of a scaled_dot_product_attention, where it was made with batch and heads as one dim."""
+    query, _, _, mask, *_ = positional(node)
+    query, mask = cast(fx.Node, query), cast("fx.Node | None", mask)
+    if mask is None or len(shape(query)) != 4 or not is_wide(mask, program):
+        return
+    lift = Lift(Builder(node, program), *shape(query)[:2])
+    lifted = lift.scores(mask, frozenset(), shape(mask)[:-2])
+    if lifted is not mask:
+        node.replace_input_with(mask, lifted)

@@ -160,14 +160,27 @@ def _sunk(scores: fx.Node, dropped: bool) -> tuple[fx.Node, fx.Node | None]:
 
 def _scores(root: fx.Node, program: Program) -> fx.Node:
     """The one product of queries and keys that `root` is computed from."""
-    found = [node for node in _behind(root, program) if read_product(node) is not None]
+    behind = list(_behind(root, program))
+    found = [node for node in behind if read_product(node) is not None]
     if not found:
         why = "it is a softmax of sequence × sequence values that are no product of queries and keys"
         raise Refused(why, _USE_SDPA)
     if len(found) > 1:
         names = " and ".join(sorted(node.name for node in found))
         raise Refused(f"its scores are made of more than one product: {names}", _USE_SDPA)
+    for node in behind:
+        if (values := _picked_from(node, program)) is not None:
+            why = f"its scores are also made of {node.name}: {op_name(node)} picks them from {values.name}, of each token"
+            raise Refused(why, "relative positions by content are no function of scores and positions; leave them out")
     return found[0]
+
+
+def _picked_from(node: fx.Node, program: Program) -> fx.Node | None:
+    """The values, other ones for each token, from which a sequence × sequence is gathered, as DeBERTa does."""
+    if op_name(node) not in ("aten.gather", "aten.take_along_dim"):
+        return None
+    values = cast(fx.Node, node.args[0])
+    return values if any(map(program.holds_sequence, shape(values))) and values.meta["val"].is_floating_point() else None
 
 
 def _behind(root: fx.Node, program: Program) -> Iterator[fx.Node]:
