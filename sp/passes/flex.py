@@ -23,10 +23,12 @@ from typing import Any, cast
 import sympy
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from sp.errors import Refusal
 from sp.passes.builder import Builder
 from sp.passes.flex_blocks import ancestors, blocks_follow
+from sp.passes.flex_lookups import USE_FUNCTIONS, Lookups
 from sp.passes.fxtools import attribute, op_name, refusal, same_size, shape, tensor
 from sp.passes.rules import Refused
 from sp.passes.scored import is_elementwise
@@ -34,7 +36,6 @@ from sp.program import Program
 
 aten = torch.ops.aten
 FLEX = "flex_attention"
-_USE_FUNCTIONS = "write score_mod and mask_mod with ops that work element by element, and tensors indexed by position"
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,10 @@ def _write_out(node: fx.Node, program: Program) -> None:
     build = Builder(node, program, {**output.meta, "nn_module_stack": node.meta.get("nn_module_stack", {})})
     positions = _positions(call, build)
     score = _scores(call, build)
-    score = _inlined(score_mod, (score, *positions, *call.score_buffers), build)
+    lookups = Lookups(build, positions)
+    score = _inlined(score_mod, (score, *positions, *call.score_buffers), lookups)
     if not _is_everything(mask):
-        seen = _inlined(mask, (*positions, *call.mask_buffers), build)
+        seen = _inlined(mask, (*positions, *call.mask_buffers), lookups)
         score = build(aten.where.ScalarOther, seen, score, -math.inf)
     weights = build.cast(build(aten._safe_softmax.default, score, -1), call.value.meta["val"].dtype)
     output.replace_all_uses_with(build(aten.matmul.default, weights, _for_all_heads(call.value, call.query, build)))
@@ -174,27 +176,24 @@ def _for_all_heads(node: fx.Node, query: fx.Node, build: Builder) -> fx.Node:
     return node
 
 
-def _inlined(body: fx.Graph, arguments: Sequence[object], build: Builder) -> fx.Node:
+def _inlined(body: fx.Graph, arguments: Sequence[object], lookups: Lookups) -> fx.Node:
     """The function's ops on whole tensors instead of on scalars.  Raises Refused for what is not done elementwise."""
     known: dict[fx.Node, object] = dict(zip(body.find_nodes(op="placeholder"), arguments, strict=True))
     for node in body.nodes:
         if node.op == "output":
             return cast(fx.Node, known[cast(fx.Node, node.args[0])])
         if node.op == "call_function":
-            known[node] = _called(node, known, build)
+            known[node] = _called(node, known, lookups)
     raise AssertionError("a graph ends with its output")
 
 
-def _called(node: fx.Node, known: Mapping[fx.Node, object], build: Builder) -> object:
-    args, kwargs = (fx.node.map_arg(each, lambda operand: known.get(operand, operand)) for each in (node.args, node.kwargs))
+def _called(node: fx.Node, known: Mapping[fx.Node, object], lookups: Lookups) -> object:
+    args, kwargs = (map_arg(each, lambda operand: known.get(operand, operand)) for each in (node.args, node.kwargs))
     if op_name(node) == "flat_apply":  # x[i, j] of a tensor x, which the operator keeps whole under vmap
-        table, *indices = args[3:]
-        if not all(isinstance(index, fx.Node) for index in indices) or len(indices) != len(shape(table)):
-            raise Refused(f"its function indexes {table} other than by one number for each dim", _USE_FUNCTIONS)
-        return build(aten.index.Tensor, table, indices)
+        return lookups.find(args[3], args[4:])
     if not (is_elementwise(node) or op_name(node) in _FILLS):
-        raise Refused(f"its function calls {op_name(node)}, which does not work element by element", _USE_FUNCTIONS)
-    return build(cast(torch._ops.OpOverload, node.target), *args, **kwargs)
+        raise Refused(f"its function calls {op_name(node)}, which does not work element by element", USE_FUNCTIONS)
+    return lookups.build(cast(torch._ops.OpOverload, node.target), *args, **kwargs)
 
 
 # Scalars, which broadcast.
