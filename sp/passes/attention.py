@@ -162,9 +162,10 @@ def is_ours(node: fx.Node, program: Program) -> bool:
 
 
 def _explain(untraceable: Untraceable, attention: fx.Node) -> Refusal:
+    name = "scores are" if is_scored(attention) else "mask is"
     return refusal(
         attention,
-        f"its mask is not known tile by tile: {untraceable.why} (at {untraceable.node.name})",
+        f"its {name} not known tile by tile: {untraceable.why} (at {untraceable.node.name})",
         "build it from positions, from values of one token each, or pass it in whole, as an input",
     )
 
@@ -225,15 +226,14 @@ def may_hide_rows(reading: Reading) -> bool:
 
 
 def _with_nan_rows(output: fx.Node, program: Program) -> None:
-    """softmax of nothing but -inf is nan, and so are all gradients; `sp::attention` gives 0."""
+    """softmax of nothing but -inf is nan, where `sp::attention` gives 0.  (Gradients are those of the other queries.)"""
     call, following = cast(fx.Node, output.args[0]), output.next
     with program.graph.inserting_before(following):
         totals = program.graph.call_function(operator.getitem, (call, 1))
     totals.meta = {**output.meta, "val": call.meta["val"][1]}
     build = Builder(following, program, output.meta)
-    factor = build(aten.where.Scalar, build(aten.eq.Scalar, totals, -math.inf), math.nan, 1.0)
-    factor = build(aten.unsqueeze.default, build.cast(factor, output.meta["val"].dtype), -1)
-    spoiled = build(aten.mul.Tensor, output, factor)
+    hidden = build(aten.unsqueeze.default, build(aten.eq.Scalar, totals, -math.inf), -1)
+    spoiled = build(aten.masked_fill.Scalar, output, hidden, math.nan)
     output.replace_all_uses_with(spoiled, delete_user_cb=lambda user: user is not spoiled)
 
 
