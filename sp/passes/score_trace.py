@@ -18,7 +18,6 @@ import sympy
 import torch
 from torch import fx
 
-from sp.passes.decompose import activations
 from sp.passes.frames import HEADS, KEYS, QUERIES, Frame, operand_frame, source_frame
 from sp.passes.fxtools import (
     expression,
@@ -95,19 +94,9 @@ class Tracer:
             return self._computed(node, frame)
         if position := self._position(node, frame):
             return position
-        held = sum(map(self.program.holds_sequence, shape(node)))
-        if is_stored(node) or held == 0 or (held == 1 and not self._trains(node)):
+        if sum(map(self.program.holds_sequence, shape(node))) <= 1 or is_stored(node):
             return self._leaf(node, frame)
-        return self._computed(node, frame) if held > 1 else self._narrowest(node, frame)
-
-    def _narrowest(self, node: fx.Node, frame: Frame) -> Name:
-        """Learned slopes times positions would be spread over the ranks; the slopes are not."""
-        try:
-            return self._computed(node, frame)
-        except Untraceable:
-            if node in activations(self.program):
-                raise Untraceable(node, "it is computed for each token by layers, and so spread over the ranks") from None
-            return self._leaf(node, frame)
+        return self._computed(node, frame)
 
     def _position(self, node: fx.Node, frame: Frame) -> Name | None:
         """`i` or `j`, where that is what the algebra finds this value to be."""
