@@ -73,10 +73,6 @@ REFUSED: dict[str, tuple[str, Way]] = {
     "two sinks": ("its weights go through aten.slice", lambda x: joined(x, 2, -2) @ x),
     "another sink": ("keys are joined to its scores, or weights cut off", lambda x: joined(x, 2, -1)[..., :-1] @ x),
     "cut": ("keys are joined to its scores, or weights cut off", lambda x: weights(x)[..., :-1] @ x[:, :, 1:]),
-    "reshaped scores": (
-        "its scores are reshaped by flatten",
-        lambda x: scores(x, x).flatten(1, 2).softmax(-1).view(*x.shape[:3], x.shape[2]) @ x,
-    ),
 }
 
 
