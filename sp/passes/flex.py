@@ -25,11 +25,11 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from sp.errors import Refusal
+from sp.errors import Refusal, UnsupportedModelError
 from sp.passes.builder import Builder
-from sp.passes.flex_blocks import ancestors, blocks_follow
+from sp.passes.flex_blocks import INTO_VMAP, ancestors, blocks_follow
 from sp.passes.flex_lookups import USE_FUNCTIONS, Lookups
-from sp.passes.fxtools import attribute, op_name, refusal, same_size, shape, tensor
+from sp.passes.fxtools import attribute, op_name, refusal, same_size, shape, source_line, tensor
 from sp.passes.rules import Refused
 from sp.passes.scored import is_elementwise
 from sp.program import Program
@@ -55,11 +55,22 @@ class Flex:
         if nodes:
             program.graph.eliminate_dead_code()
             program.graph_module.recompile()
+        _refuse_vmap(program)
         return program.refuse(refused).note(self.name, f"{len(nodes) - len(refused)} flex_attentions written out")
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) == FLEX and node.name not in program.refused]
         assert not left, f"flex left {left}"
+
+
+def _refuse_vmap(program: Program) -> None:
+    """What vmap has left is for no pass to read; of block masks that others read, it is of one position only."""
+    left = [node for node in program.graph.nodes if op_name(node) == INTO_VMAP]
+    if left:
+        why = "torch.vmap (or create_block_mask, read by other than flex_attention) has no ops of its own in a graph"
+        remedy = "write it with a batch dim; pass block masks to flex_attention alone"
+        refusals = list({source_line(node): refusal(node, why, remedy) for node in left}.values())
+        raise UnsupportedModelError("the graph holds values of torch.vmap", refusals=refusals)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import fx
 
 from sp.passes.fxtools import op_name
 
-_INTO, _OUT_OF = "_add_batch_dim", "_remove_batch_dim"  # of vmap, over batch, head, query, key
+INTO_VMAP, _OUT_OF = "_add_batch_dim", "_remove_batch_dim"  # of vmap, over batch, head, query, key
 
 
 def blocks_follow(mask: fx.Graph, buffers: Sequence[object], blocks: Sequence[fx.Node]) -> bool:
@@ -58,7 +58,7 @@ def _same(traced: object, called: object, known: dict[fx.Node, object], levels: 
             return isinstance(traced, (list, tuple)) and _all_same(traced, called, known, levels)
         return str(traced) == str(called)
     if called in levels:
-        is_position = isinstance(traced, fx.Node) and op_name(traced) == _INTO and traced.args[2] == levels[called]
+        is_position = isinstance(traced, fx.Node) and op_name(traced) == INTO_VMAP and traced.args[2] == levels[called]
         return is_position and op_name(cast(fx.Node, cast(fx.Node, traced).args[0])) == "aten.arange"
     if called in known:
         return traced is known[called]

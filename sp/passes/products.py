@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from sp.passes.builder import Builder
+from sp.passes.contraction_rules import spelled
 from sp.passes.fxtools import named, normal_dim, op_name, positional, shape
 from sp.program import Program
 
@@ -71,12 +72,12 @@ def _einsum(node: fx.Node) -> Product | None:
     arguments = named(node)
     operands = cast(list[fx.Node], arguments["tensors"])
     inputs, arrow, output = cast(str, arguments["equation"]).replace(" ", "").partition("->")
-    terms = inputs.split(",")
-    letters = [tuple(term) for term in (*terms, output)]
-    plain = arrow and len(operands) == 2 and all(len(set(term)) == len(term) and "." not in term for term in letters)
-    if not plain:
+    if not arrow or len(operands) != 2:
         return None
-    left, right, result = letters
+    terms = zip((*inputs.split(","), output), (*operands, node), strict=True)
+    left, right, result = letters = [spelled(term, value) for term, value in terms]
+    if any(len(set(term)) < len(term) for term in letters):
+        return None
     summed = (set(left) | set(right)) - set(result)
     if len(summed) != 1 or not summed <= set(left) & set(right):
         return None

@@ -27,6 +27,7 @@ READ: dict[str, tuple[str, Way]] = {
     "mm": ("m k, k n -> m n", lambda x: torch.mm(x[0, 0], x[0, 0].t())),
     "einsum": ("b h q d, b h k d -> b h q k", lambda x: torch.einsum("bhqd,bhkd->bhqk", x, x)),
     "einsum of spaces": ("b h q d, b h k d -> b q h k", lambda x: torch.einsum("b h q d, b h k d -> b q h k", x, x)),
+    "einsum of dots": (".2 .1 q d, .2 .1 k d -> .2 .1 q k", lambda x: torch.einsum("...qd,...kd->...qk", x, x)),
 }
 
 
@@ -45,7 +46,6 @@ UNREAD: dict[str, Way] = {
     "sum": lambda x: torch.einsum("bhqd->bhq", x),
     "three": lambda x: torch.einsum("bhqd,bhkd,d->bhqk", x, x, torch.ones(8)),
     "two letters": lambda x: torch.einsum("bhqd,bhkd->bqk", x, x),
-    "dots": lambda x: torch.einsum("...qd,...kd->...qk", x, x),
     "diagonal": lambda x: torch.einsum("bhqq,bhqd->bhd", x @ x.mT, x),
     "no product": lambda x: x + x,
 }
