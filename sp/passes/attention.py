@@ -17,38 +17,33 @@ import operator
 from dataclasses import dataclass, replace
 from typing import cast
 
-import torch
 from torch import fx
 
 from sp.errors import Refusal
+from sp.passes.attention_calls import SDPA, AttentionCall, may_hide_rows, with_nan_rows
 from sp.passes.builder import Builder
-from sp.passes.frames import frame_of
 from sp.passes.fxtools import (
     exact_quotient,
     module_path,
     op_name,
-    positional,
     refusal,
     same_size,
     shape,
     source_line,
-    tensor,
 )
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
 from sp.passes.index_rules import INDEX_RULES
-from sp.passes.mask_proof import shows_itself
-from sp.passes.score_read import ATTENTION, Reading, read_mask, read_scores
-from sp.passes.score_sources import LeafNode, laid_out
-from sp.passes.score_trace import Tracer, Untraceable
-from sp.passes.scored import Scored, is_scored
+from sp.passes.score_sources import laid_out
+from sp.passes.score_trace import Untraceable
+from sp.passes.score_words import words
+from sp.passes.scored import is_scored
 from sp.passes.sizes import Sizes
 from sp.program import AttentionSite, Program
+from sp.runtime.kernels import choose_kernel, filling
 from sp.runtime.ops import attention as attention_op
 
-SDPA = "aten.scaled_dot_product_attention"
 AXIS = "sp"
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -70,9 +65,8 @@ class RewriteAttention:
                 sites.append(found)
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
-        masks = sorted({str(site.mask) for site in sites})
-        proven = ", ".join(masks) or "none"
-        text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {proven}"
+        masks = ", ".join(sorted({site.scores for site in sites})) or "none"
+        text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {masks}"
         return replace(program, attentions=tuple(sites)).refuse(refused).note(self.name, text)
 
     def check(self, program: Program) -> None:
@@ -80,7 +74,7 @@ class RewriteAttention:
         assert not left, f"attention left {left}"
 
     def _rewrite(self, node: fx.Node, program: Program, algebra: IndexAlgebra) -> AttentionSite | Refusal:
-        call = _Call.of(node)
+        call = AttentionCall.of(node)
         query, key, value = call.operands
         problem = _misfit(node, program, query, key, value, call.dropout)
         if problem is not None:
@@ -94,13 +88,15 @@ class RewriteAttention:
             return refusal(node, f"its mask {band} hides every key from some query", "use a mask without a window")
         key, value, why = ungroup(query, key, value, call.enable_gqa)
         width = int(shape(query)[3])
-        kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
+        q, k, v = (operand.meta["val"] for operand in (query, key, value))
+        kernel = self.kernel or choose_kernel(q, k, v)
+        filled = filling(q, v) if kernel == "flash" else ""
         build = Builder(node, program)
         leaves = [laid_out(source, build) for source in reading.sources]
         arguments = (leaves, str(band), str(reading.score), 1 / math.sqrt(width) if call.scale is None else call.scale)
         made = _replace(node, program, (query, key, value), arguments, kernel)
         if call.nan_rows and may_hide_rows(reading):
-            _with_nan_rows(made, program)
+            with_nan_rows(made, program)
         return AttentionSite(
             module_path(node) or node.name,
             source_line(node),
@@ -113,44 +109,10 @@ class RewriteAttention:
             value_width=int(shape(value)[3]),
             item_bytes=node.meta["val"].dtype.itemsize,
             kernel=kernel,
-            why=why,
+            why="; ".join(filter(None, (why, filled))),
+            score=reading.score,
+            words=words(reading.score, reading.sources),
         )
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What a `scaled_dot_product_attention` or a `scored_attention` asks for.
-
-    mask, is_causal: of the former.  scored: of the latter.  nan_rows: whether a query that sees no key gets nan."""
-
-    operands: tuple[fx.Node, fx.Node, fx.Node]
-    scale: float | None
-    dropout: float = 0.0
-    enable_gqa: bool = False
-    mask: fx.Node | None = None
-    is_causal: bool = False
-    scored: Scored | None = None
-    nan_rows: bool = False
-
-    @staticmethod
-    def of(node: fx.Node) -> _Call:
-        if is_scored(node):
-            scored = Scored.of(node)
-            operands = (scored.query, scored.key, scored.value)
-            return _Call(operands, scored.scale, scored=scored, nan_rows=scored.hidden_rows == "nan")
-        query, key, value, mask, dropout, is_causal, scale, enable_gqa = positional(node)
-        operands = cast("tuple[fx.Node, fx.Node, fx.Node]", (query, key, value))
-        given, masked = cast("float | None", scale), cast("fx.Node | None", mask)
-        return _Call(operands, given, cast(float, dropout), bool(enable_gqa), masked, bool(is_causal))
-
-    def read(self, program: Program, algebra: IndexAlgebra) -> Reading:
-        """Raises Untraceable."""
-        queries, keys = (shape(operand)[2] for operand in self.operands[:2])
-        if self.scored is None:
-            return read_mask(self.mask, self.is_causal, Tracer(program, algebra, queries, keys))
-        tracer = Tracer(program, algebra, queries, keys, self.scored.score)
-        sink = None if self.scored.sink is None else (self.scored.sink, frame_of(self.scored.sink, ATTENTION))
-        return read_scores(self.scored.root, tracer, sink=sink)
 
 
 def is_ours(node: fx.Node, program: Program) -> bool:
@@ -216,33 +178,3 @@ def _replace(
     node.replace_all_uses_with(output)
     graph.erase_node(node)
     return output
-
-
-def may_hide_rows(reading: Reading) -> bool:
-    """Whether a query may see no key at all, every score being -inf."""
-    hard = reading.score.visible is not None or "-inf" in str(reading.score) or not shows_itself(reading.band)
-    masks = [source for source in reading.sources if isinstance(source, LeafNode) and "k" in source.leaf.form]
-    return hard or any(source.node.meta["val"].is_floating_point() for source in masks)
-
-
-def _with_nan_rows(output: fx.Node, program: Program) -> None:
-    """softmax of nothing but -inf is nan, where `sp::attention` gives 0.  (Gradients are those of the other queries.)"""
-    call, following = cast(fx.Node, output.args[0]), output.next
-    with program.graph.inserting_before(following):
-        totals = program.graph.call_function(operator.getitem, (call, 1))
-    totals.meta = {**output.meta, "val": call.meta["val"][1]}
-    build = Builder(following, program, output.meta)
-    hidden = build(aten.unsqueeze.default, build(aten.eq.Scalar, totals, -math.inf), -1)
-    spoiled = build(aten.masked_fill.Scalar, output, hidden, math.nan)
-    output.replace_all_uses_with(spoiled, delete_user_cb=lambda user: user is not spoiled)
-
-
-def choose_kernel(query: torch.Tensor | None, width: int, value_width: int) -> str:
-    """`flash` where torch's FlashAttention takes these operands, otherwise `dense`; the report shows which."""
-    assert query is not None
-    if width != value_width:
-        return "dense"
-    if query.device.type == "cuda":
-        fits = query.dtype in (torch.float16, torch.bfloat16) and width % 8 == 0 and width <= 256
-        return "flash" if fits else "dense"
-    return "flash" if query.device.type in ("cpu", "meta") else "dense"

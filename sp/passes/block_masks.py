@@ -1,7 +1,7 @@
 """Block masks of flex_attention, while a model is traced: `create_block_mask` looks at one position instead of S × S.
 
-Which blocks of 128 × 128 a kernel may skip follows from the mask function, and sp asks that itself.  Traced in full, the
-blocks would cost a sequence × sequence value, and torch.export would take lengths that are multiples of 128 only.
+Which blocks of 128 × 128 a kernel may skip follows from the mask function, and sp asks that itself.  Traced in full,
+the blocks would cost a sequence × sequence value, and torch.export would take multiples of 128 for lengths only.
 """
 
 from __future__ import annotations

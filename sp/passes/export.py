@@ -108,7 +108,8 @@ def _export(
         except Exception as error:
             message = str(error)
             narrowed = tuple(_narrowed(message, _name(number), lengths) for number, lengths in enumerate(ranges))
-            settled = replace(axes, fixed=axes.fixed | (_batches(inputs, axes) if _trips(error) else _fixed_batches(message)))
+            fixed = _batches(inputs, axes) if _trips(error) else _fixed_batches(message)
+            settled = replace(axes, fixed=axes.fixed | fixed)
             if _fixed_length(message) or (narrowed, settled) == (ranges, axes):
                 raise _untraceable(error, model, _fixed_at(flat, inputs, axes, ranges, message)) from error
             ranges, axes = narrowed, settled

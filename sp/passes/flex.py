@@ -1,4 +1,4 @@
-"""Flex: flex_attention → the ops that define it, from which `Recognize` reads it like any attention that is written out.
+"""Flex: flex_attention → the ops that define it, which `Recognize` reads like any attention that is written out.
 
     flex_attention = flex_attention(q, k, v, sdpa_score0, (S, S, …, sdpa_mask0), 0.25, …)
         sdpa_score0(score, b, h, q_idx, kv_idx) = 50 * tanh(score / 50)
@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import sympy
 import torch
 from torch import fx
 from torch.fx.node import map_arg
@@ -179,7 +178,7 @@ def _for_all_heads(node: fx.Node, query: fx.Node, build: Builder) -> fx.Node:
     """Keys and values repeated for the query's heads, as models write it."""
     (batch, heads, *_), (own, groups, *rest) = shape(query), shape(node)
     if not same_size(heads, groups):
-        sizes = [build.size(size) for size in (own, groups, cast(sympy.Expr, heads / groups), *rest)]
+        sizes = [build.size(size) for size in (own, groups, heads / groups, *rest)]
         node = build(aten.expand.default, build(aten.unsqueeze.default, node, 2), sizes)
         node = build(aten.reshape.default, node, [build.size(size) for size in (own, heads, *rest)])
     if not same_size(batch, own):
@@ -199,13 +198,18 @@ def _inlined(body: fx.Graph, arguments: Sequence[object], lookups: Lookups) -> f
 
 
 def _called(node: fx.Node, known: Mapping[fx.Node, object], lookups: Lookups) -> object:
-    args, kwargs = (map_arg(each, lambda operand: known.get(operand, operand)) for each in (node.args, node.kwargs))
+    def value(operand: fx.Node) -> Any:
+        return known.get(operand, operand)
+
+    args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
     if op_name(node) == "flat_apply":  # x[i, j] of a tensor x, which the operator keeps whole under vmap
-        return lookups.find(args[3], args[4:])
+        return lookups.find(cast(fx.Node, args[3]), args[4:])
     if not (is_elementwise(node) or op_name(node) in _FILLS):
         raise Refused(f"its function calls {op_name(node)}, which does not work element by element", USE_FUNCTIONS)
     return lookups.build(cast(torch._ops.OpOverload, node.target), *args, **kwargs)
 
 
 # Scalars, which broadcast.
-_FILLS = frozenset(f"aten.{name}" for name in "new_ones new_zeros new_full full ones zeros scalar_tensor".split())
+_FILLS = frozenset(
+    f"aten.{name}" for name in ["new_ones", "new_zeros", "new_full", "full", "ones", "zeros", "scalar_tensor"]
+)

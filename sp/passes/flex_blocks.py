@@ -1,8 +1,8 @@
 """Whether the blocks of a flex_attention's block mask follow from its mask function, so that they hide nothing more.
 
-    ge  = aten.ge(_add_batch_dim_2, _add_batch_dim_3)      what create_block_mask has traced of its function
-    pad = aten.pad(_remove_batch_dim_3, [0, 127, 0, 127])  and of which it made blocks
-    sdpa_mask0:  ge = aten.ge(arg2, arg3)                  the function that the attention calls: the same
+ge  = aten.ge(_add_batch_dim_2, _add_batch_dim_3)      what create_block_mask has traced of its function
+pad = aten.pad(_remove_batch_dim_3, [0, 127, 0, 127])  and of which it made blocks
+sdpa_mask0:  ge = aten.ge(arg2, arg3)                  the function that the attention calls: the same
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def blocks_follow(mask: fx.Graph, buffers: Sequence[object], blocks: Sequence[fx
 
 def ancestors(nodes: Sequence[fx.Node], ends: set[fx.Node]) -> set[fx.Node]:
     """All that `nodes` are computed from, themselves among them; the search stops at `ends`."""
-    found, stack = set[fx.Node](), [node for node in nodes]
+    found, stack = set[fx.Node](), list(nodes)
     while stack:
         node = stack.pop()
         if node not in found:
@@ -59,7 +59,7 @@ def _same(traced: object, called: object, known: dict[fx.Node, object], levels: 
         return str(traced) == str(called)
     if called in levels:
         is_position = isinstance(traced, fx.Node) and op_name(traced) == INTO_VMAP and traced.args[2] == levels[called]
-        return is_position and op_name(cast(fx.Node, cast(fx.Node, traced).args[0])) == "aten.arange"
+        return bool(is_position) and op_name(cast(fx.Node, cast(fx.Node, traced).args[0])) == "aten.arange"
     if called in known:
         return traced is known[called]
     if not isinstance(traced, fx.Node) or op_name(traced) != op_name(called):

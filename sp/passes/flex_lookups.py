@@ -1,8 +1,8 @@
 """Lookups in the functions of a flex_attention: tensors that they index by the four positions, or by what they compute.
 
-    doc[b, q_idx]            →  aten.unsqueeze(aten.unsqueeze(doc, 1), 3)       [B, 1, S, 1]       a view
-    table[q_idx - kv_idx]    →  aten.embedding(table, sub)                      of one column for all heads
-    table[h, clamp]          →  aten.embedding(tableT, clamp)                   heads are the columns
+doc[b, q_idx]            →  aten.unsqueeze(aten.unsqueeze(doc, 1), 3)       [B, 1, S, 1]       a view
+table[q_idx - kv_idx]    →  aten.embedding(table, sub)                      of one column for all heads
+table[h, clamp]          →  aten.embedding(tableT, clamp)                   heads are the columns
 """
 
 from __future__ import annotations

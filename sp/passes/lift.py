@@ -89,7 +89,9 @@ class Lift:
             if self._is_ours(source) and self._is_ours(node) and _tails(source) == _tails(node):
                 return self.scores(source, path, shape(source)[:-2])
         if node in path and op_name(node) in _MERGES:
-            raise Refused(f"its scores are reshaped by {node.name} from {shape(cast(fx.Node, node.args[0]))} to {sizes}", _FOUR)
+            raise Refused(
+                f"its scores are reshaped by {node.name} from {shape(cast(fx.Node, node.args[0]))} to {sizes}", _FOUR
+            )
         fits = len(sizes) < 3 or (len(outer) < 3 and all(size == 1 for size in sizes[:-2]))
         fits = fits or (len(outer) == 2 and node not in path)
         if fits and node not in path:
@@ -172,5 +174,5 @@ def split(outer: Sizes, nodes: Sequence[fx.Node]) -> tuple[sympy.Expr, sympy.Exp
     factor, rest = merged.as_coeff_Mul()
     if rest == 1:
         return one, merged
-    quotient = exact_quotient(merged, cast(sympy.Expr, rest))
-    return (cast(sympy.Expr, rest), cast(sympy.Expr, factor)) if quotient is not None else (merged, one)
+    quotient = exact_quotient(merged, rest)
+    return (rest, factor) if quotient is not None else (merged, one)

@@ -175,7 +175,8 @@ def _lift_mask(node: fx.Node, program: Program) -> None:
     query, mask = cast(fx.Node, query), cast("fx.Node | None", mask)
     if mask is None or len(shape(query)) != 4 or not is_wide(mask, program):
         return
-    lift = Lift(Builder(node, program), *shape(query)[:2])
+    batch, heads = shape(query)[:2]
+    lift = Lift(Builder(node, program), batch, heads)
     lifted = lift.scores(mask, frozenset(), shape(mask)[:-2])
     if lifted is not mask:
         node.replace_input_with(mask, lifted)

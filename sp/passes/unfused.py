@@ -132,8 +132,9 @@ def _without_maximum(scores: fx.Node) -> fx.Node:
         return scores
     while op_name(peak) in ("getitem", "aten.detach"):
         peak = cast(fx.Node, peak.args[0])
-    is_peak = op_name(peak) in ("aten.max", "aten.amax") and peak.args[0] is whole and len(peak.args) > 1
-    dims = cast("int | list[int]", peak.args[1]) if is_peak else 0
+    operands = cast(tuple[object, ...], peak.args)
+    is_peak = op_name(peak) in ("aten.max", "aten.amax") and operands[0] is whole and len(operands) > 1
+    dims = cast("int | list[int]", operands[1]) if is_peak else 0
     (dim,) = dims if isinstance(dims, list) and len(dims) == 1 else (dims,)
     along_keys = isinstance(dim, int) and normal_dim(dim, len(shape(scores))) == len(shape(scores)) - 1
     return cast(fx.Node, whole) if is_peak and along_keys else scores
@@ -170,7 +171,9 @@ def _scores(root: fx.Node, program: Program) -> fx.Node:
         raise Refused(f"its scores are made of more than one product: {names}", _USE_SDPA)
     for node in behind:
         if (values := _picked_from(node, program)) is not None:
-            why = f"its scores are also made of {node.name}: {op_name(node)} picks them from {values.name}, of each token"
+            why = (
+                f"its scores are also made of {node.name}: {op_name(node)} picks them from {values.name}, of each token"
+            )
             raise Refused(why, "relative positions by content are no function of scores and positions; leave them out")
     return found[0]
 
@@ -180,7 +183,9 @@ def _picked_from(node: fx.Node, program: Program) -> fx.Node | None:
     if op_name(node) not in ("aten.gather", "aten.take_along_dim"):
         return None
     values = cast(fx.Node, node.args[0])
-    return values if any(map(program.holds_sequence, shape(values))) and values.meta["val"].is_floating_point() else None
+    return (
+        values if any(map(program.holds_sequence, shape(values))) and values.meta["val"].is_floating_point() else None
+    )
 
 
 def _behind(root: fx.Node, program: Program) -> Iterator[fx.Node]:

@@ -1,6 +1,6 @@
 """flex_attention as people call it, each beside the same attention written out.
 
-On CPUs torch has no gradient for flex_attention: a model is captured with parameters that want none, and then trained."""
+On CPUs torch has no gradient for flex_attention: a model is captured with parameters that want none, then trained."""
 
 import math
 from collections.abc import Callable

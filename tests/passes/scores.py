@@ -12,7 +12,6 @@ from sp.mask import Band
 from sp.passes import preparation
 from sp.passes.attention import RewriteAttention
 from sp.passes.fxtools import op_name
-from sp.passes.manager import run_passes
 from sp.program import Program
 from sp.runtime.scores.tile import TileScore
 from sp.score import Score
@@ -38,7 +37,7 @@ class Data:
     table: Tensor
 
     @property
-    def S(self) -> int:
+    def S(self) -> int:  # noqa: N802 - as in shapes
         return self.seen.shape[1]
 
     @property

@@ -88,9 +88,7 @@ FOUND: dict[str, Way] = {
     "weights that nobody reads": lambda x: (lambda w: (w @ x, w.mean(1))[0])(weights(x)),
     "dropout of nothing": lambda x: F.dropout(weights(x), 0.0) @ x,
     "maximum subtracted": lambda x: (lambda s: s - s.amax(-1, keepdim=True))(scores(x, x)).softmax(-1) @ x,
-    "detached maximum": lambda x: (
-        (lambda s: s - s.max(-1, keepdim=True).values.detach())(scores(x, x)).softmax(3) @ x
-    ),
+    "detached maximum": lambda x: (lambda s: s - s.max(-1, keepdim=True).values.detach())(scores(x, x)).softmax(3) @ x,
     "softmax of a cast": lambda x: F.softmax(scores(x, x), -1, dtype=torch.float64).to(x.dtype) @ x,
     "keys of another length": lambda x: (x @ x[:, :, 1:].mT).softmax(-1) @ x[:, :, 1:],
     "where": lambda x: torch.where(future(x), -math.inf, scores(x, x)).softmax(-1) @ x,

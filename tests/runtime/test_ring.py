@@ -91,12 +91,29 @@ def test_low_precision_is_no_worse_than_one_device(mask: Band, layout: str, dtyp
     assert all(f <= 1.5 * a for f, a in zip(found, alone, strict=True)), (found, alone)
 
 
-def test_values_of_another_size() -> None:
-    """Only the dense kernel takes them; keys and values still travel in one buffer."""
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("mask", [CAUSAL, Band(4, 0), Band(None, 2), Band(3, None)], ids=str)
+@pytest.mark.parametrize(("size", "value_size"), [(8, 3), (3, 8)])
+def test_values_of_another_size(size: int, value_size: int, mask: Band, kernel: str) -> None:
+    """Keys and values still travel in one buffer, as they are."""
     q, k, v, grad = make_inputs(11)
-    inputs = [q, k, v[..., :3], grad[..., :3]]
-    found = spread_and_gather(inputs, CAUSAL, "striped", "dense", 3)
-    assert max(relative_errors(found, single(inputs, CAUSAL))) < 1e-13
+    inputs = [q[..., :size], k[..., :size], v[..., :value_size], grad[..., :value_size]]
+    found = spread_and_gather(inputs, mask, "striped", kernel, 3)
+    assert max(relative_errors(found, single(inputs, mask))) < 1e-13
+
+
+def test_what_is_filled_up_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    post = ring.post_exchange
+
+    def recorded(world: World, send: Tensor, *rest: Any) -> Exchange:
+        sent.append(send.numel())
+        return post(world, send, *rest)
+
+    monkeypatch.setattr(ring, "post_exchange", recorded)
+    q, k, v, grad = make_inputs(12)
+    spread_and_gather([q, k, v[..., :3], grad[..., :3]], CAUSAL, "striped", "flash", 2)
+    assert set(sent) == {2 * 2 * 6 * (8 + 3)}  # batch × heads × tokens × sizes: keys and values, and their gradients
 
 
 class Recorder:
