@@ -20,7 +20,7 @@ from typing import cast
 import sympy
 from torch import fx
 
-from sp.passes.fxtools import normal_dim, op_name, positional, shape, tensor_operands
+from sp.passes.fxtools import named, normal_dim, op_name, positional, shape, tensor_operands
 from sp.passes.products import Product, is_wide, read_product
 from sp.passes.rules import Refused
 from sp.passes.scored import is_elementwise
@@ -132,12 +132,11 @@ def _without_maximum(scores: fx.Node) -> fx.Node:
         return scores
     while op_name(peak) in ("getitem", "aten.detach"):
         peak = cast(fx.Node, peak.args[0])
-    operands = cast(tuple[object, ...], peak.args)
-    is_peak = op_name(peak) in ("aten.max", "aten.amax") and operands[0] is whole and len(operands) > 1
-    dims = cast("int | list[int]", operands[1]) if is_peak else 0
-    (dim,) = dims if isinstance(dims, list) and len(dims) == 1 else (dims,)
-    along_keys = isinstance(dim, int) and normal_dim(dim, len(shape(scores))) == len(shape(scores)) - 1
-    return cast(fx.Node, whole) if is_peak and along_keys else scores
+    if op_name(peak) not in ("aten.max", "aten.amax") or peak.args[0] is not whole:
+        return scores
+    last, dims = len(shape(scores)) - 1, named(peak).get("dim")
+    along = [normal_dim(dim, last + 1) for dim in (dims if isinstance(dims, list) else [dims])]
+    return cast(fx.Node, whole) if along == [last] else scores
 
 
 def _sunk(scores: fx.Node, dropped: bool) -> tuple[fx.Node, fx.Node | None]:
