@@ -163,6 +163,9 @@ def _narrowed(message: str, name: str, lengths: Lengths) -> Lengths:
         return lengths
     if f"{name} != {lengths.longest}" in guards.split("; "):  # x[:S] of a table is the whole table at its full length
         return replace(lengths, longest=cast(int, lengths.longest) - 1)
+    cut = [int(size) for size in re.findall(rf"max\(0, (\d+) \+ \(\(-1\)\*{name}\)\)", guards)]
+    if cut and min(cut) <= (lengths.longest or min(cut)):  # table[:, max(0, 512 - S):] is its end, up to its whole
+        return replace(lengths, longest=min(cut) - (lengths.longest is not None))
     lowest = re.search(rf"in the specified range (\d+) <= {name}\b", message)
     return replace(lengths, shortest=max(lengths.shortest, int(lowest[1]) if lowest else 0) + 1)
 
