@@ -18,6 +18,7 @@ from sp.runtime import ring
 from sp.runtime.comm import Exchange, World, find_world
 from sp.runtime.kernels import KERNELS, Kernel
 from sp.runtime.ring import Saved, ring_backward, ring_forward
+from sp.runtime.scores import BoundScore
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import (
     SCALE,
@@ -243,3 +244,24 @@ def test_no_tensor_is_tokens_by_tokens(mask: Band) -> None:
 
     local = length // 2
     assert max(run_ranks(2, rank)) <= heads * local * 128 < heads * local * local / 8
+
+
+@pytest.mark.parametrize("text", ["a = eq.Tensor(l0, l1) -> visible=a", "t = tanh.default(s) -> score=t"])
+def test_no_score_is_tokens_by_tokens(text: str) -> None:
+    """Documents and functions of scores too: what a kernel evaluates at once has a size of its own."""
+    length, heads = 6144, 2
+
+    def rank(group: dist.ProcessGroup) -> int:
+        world = find_world(group.group_name)
+        plan = make_plan("striped", CAUSAL, length, world.size, world.rank)
+        q, k, v, grad = make_inputs(length // world.size, heads=heads, batch=1, dtype=torch.float32)
+        ids = torch.arange(length) // 1500
+        leaves = [ids.view(1, 1, -1, 1), ids.view(1, 1, 1, -1)]
+        score = BoundScore.bind(f"l0:q l1:k; {text}", leaves, plan, q.device)
+        with LargestTensor() as largest:
+            out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world, score)
+            ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, score)
+        return largest.numel
+
+    local = length // 2
+    assert max(run_ranks(2, rank)) <= heads * 256 * 2048 < heads * local * local / 8

@@ -267,6 +267,38 @@ def test_compiles_to_one_graph_for_all_lengths(backend: str) -> None:
     assert graphs == 1
 
 
+class Biased(Layer):
+    """A layer whose scores get a bias from a table that trains, and a key of their own."""
+
+    TEXT = (
+        "l0:table+grad l1:+grad; d = sub.Tensor(i, j); e = clamp.default(d, 0, 6); b = lookup(l0, e) -> bias=b, sink=l1"
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.sink = nn.Parameter(torch.randn(7, 4)), nn.Parameter(torch.randn(1, 4, 1, 1))
+
+    def forward(self, x: Tensor, length: int) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        how = ("causal", self.TEXT, 0.3, length, length, "striped", "ring", "flash", "")
+        out, _ = attention(q, k, v, [self.table, self.sink], *how)
+        return self.out(out.transpose(1, 2).flatten(2)).square().sum()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiles_with_leaves_that_train(backend: str) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    layer, counter = Biased(), CompileCounterWithBackend(backend)
+    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
+    for length in (12, 17, 31):
+        x = torch.randn(2, length, 32)
+        found, wanted = (torch.autograd.grad(run(x, length), list(layer.parameters())) for run in (compiled, layer))
+        assert max(relative_errors(list(found), list(wanted))) < 1e-5
+        assert wanted[0].norm() > 0
+    assert counter.frame_count == 1
+
+
 def compare_compiled_on_a_rank() -> tuple[float, int]:
     group = dist.group.WORLD
     assert group is not None
