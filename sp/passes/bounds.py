@@ -42,10 +42,10 @@ def settle(size: sympy.Expr, program: Program) -> sympy.Expr:
 
     def settled(*operands: sympy.Expr) -> sympy.Expr:
         others = [operand for operand in operands if operand != 0]
-        if len(others) != 1 or len(operands) != 2:
-            return Max(*operands)
-        signs = _signs(others[0], program)
-        return others[0] if signs == {1} else (sympy.Integer(0) if signs == {-1} else Max(*operands))
+        signs = _signs(others[0], program) if len(operands) == 2 and len(others) == 1 else {0}
+        if signs == {1}:
+            return others[0]
+        return sympy.Integer(0) if signs == {-1} else cast(sympy.Expr, Max(*operands))
 
     return cast(sympy.Expr, size.replace(Max, settled))
 
@@ -53,12 +53,12 @@ def settle(size: sympy.Expr, program: Program) -> sympy.Expr:
 def _signs(size: sympy.Expr, program: Program) -> set[int]:
     """1 for never negative, -1 for never positive, of an expression that grows evenly with one sequence's length."""
     lengths = next((one for one in program.sequences if size.free_symbols == {one.symbol}), None)
-    slope = sympy.Integer(0) if lengths is None else cast(sympy.Expr, size.diff(lengths.symbol))
+    slope = sympy.Integer(0) if lengths is None else size.diff(lengths.symbol)
     if lengths is None or not slope.is_Integer:
         return {0}
-    first = cast(sympy.Expr, size.subs(lengths.symbol, lengths.shortest))
+    first = size.subs(lengths.symbol, lengths.shortest)
     endless = lengths.longest is None
-    last = slope * sympy.oo if endless else cast(sympy.Expr, size.subs(lengths.symbol, lengths.longest or 0))
+    last = slope * sympy.oo if endless else size.subs(lengths.symbol, lengths.longest or 0)
     if first >= 0 and last >= 0:
         return {1}
     return {-1} if first <= 0 and last <= 0 else {0}
