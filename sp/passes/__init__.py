@@ -6,6 +6,7 @@ from sp.passes.attention import RewriteAttention
 from sp.passes.autocast import Autocast
 from sp.passes.canonical import Canonical
 from sp.passes.decompose import Decompose
+from sp.passes.flex import Flex
 from sp.passes.functionalize import Functionalize
 from sp.passes.localize import Localize, OutputForm
 from sp.passes.manager import Pass
@@ -13,6 +14,7 @@ from sp.passes.no_grad import Detach
 from sp.passes.noise import SeedNoise
 from sp.passes.normalize import Normalize
 from sp.passes.place import Place
+from sp.passes.recognize import Recognize
 from sp.passes.reduce import Reduce
 from sp.passes.regions import Inline
 from sp.passes.verify import Verify
@@ -22,6 +24,7 @@ def preparation() -> tuple[Pass, ...]:
     """Captured graph → plain lines: what an op computes depends on its operands alone, and nothing changes them."""
     return (
         Inline(),  # first: every later pass sees one graph, and each op's modes as a note on it
+        Flex(),  # before all that judges ops one by one: what is inside of a flex_attention is not theirs to see
         Autocast(),  # before functionalize: changes in place are cast in other ways than their functional forms
         Functionalize(),  # before detach: a value made under no_grad may be changed with gradients later
         Detach(),  # the last to read modes
@@ -34,6 +37,7 @@ def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tu
     """The passes in their order, each with the reason for its place."""
     return (
         *preparation(),
+        Recognize(),  # before noise: dropped weights of an attention are refused by that name
         SeedNoise(),  # before anything is placed: noise is a value like others
         RewriteAttention(kernel),  # before place: proves masks on the global graph, and lets them die unplaced
         Decompose(),  # before reduce: some of what it writes are averages

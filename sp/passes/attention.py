@@ -20,12 +20,12 @@ from typing import cast
 from torch import fx
 
 from sp.errors import Refusal
+from sp.passes.attention_calls import SDPA, AttentionCall, may_hide_rows, with_nan_rows
 from sp.passes.builder import Builder
 from sp.passes.fxtools import (
     exact_quotient,
     module_path,
     op_name,
-    positional,
     refusal,
     same_size,
     shape,
@@ -34,16 +34,15 @@ from sp.passes.fxtools import (
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
 from sp.passes.index_rules import INDEX_RULES
-from sp.passes.score_read import read_mask
 from sp.passes.score_sources import laid_out
-from sp.passes.score_trace import Tracer, Untraceable
+from sp.passes.score_trace import Untraceable
 from sp.passes.score_words import words
+from sp.passes.scored import is_scored
 from sp.passes.sizes import Sizes
 from sp.program import AttentionSite, Program
 from sp.runtime.kernels import choose_kernel, filling
 from sp.runtime.ops import attention as attention_op
 
-SDPA = "aten.scaled_dot_product_attention"
 AXIS = "sp"
 
 
@@ -75,26 +74,31 @@ class RewriteAttention:
         assert not left, f"attention left {left}"
 
     def _rewrite(self, node: fx.Node, program: Program, algebra: IndexAlgebra) -> AttentionSite | Refusal:
-        query, key, value, mask, dropout, is_causal, scale, enable_gqa = positional(node)
-        query, key, value = (cast(fx.Node, operand) for operand in (query, key, value))
-        problem = _misfit(node, program, query, key, value, cast(float, dropout))
+        call = AttentionCall.of(node)
+        query, key, value = call.operands
+        problem = _misfit(node, program, query, key, value, call.dropout)
         if problem is not None:
             return problem
-        tracer = Tracer(program, algebra, shape(query)[2], shape(key)[2])
         try:
-            reading = read_mask(cast("fx.Node | None", mask), bool(is_causal), tracer)
+            reading = call.read(program, algebra)
         except Untraceable as untraceable:
             return _explain(untraceable, node)
-        key, value, why = ungroup(query, key, value, bool(enable_gqa))
+        key, value, why = ungroup(query, key, value, call.enable_gqa)
         width = int(shape(query)[3])
         q, k, v = (operand.meta["val"] for operand in (query, key, value))
         kernel = self.kernel or choose_kernel(q, k, v)
         filled = filling(q, v) if kernel == "flash" else ""
-        given = cast("float | None", scale)
         build = Builder(node, program)
         leaves = [laid_out(source, build) for source in reading.sources]
-        arguments = (leaves, str(reading.band), str(reading.score), 1 / math.sqrt(width) if given is None else given)
-        _replace(node, program, (query, key, value), arguments, kernel)
+        arguments = (
+            leaves,
+            str(reading.band),
+            str(reading.score),
+            1 / math.sqrt(width) if call.scale is None else call.scale,
+        )
+        made = _replace(node, program, (query, key, value), arguments, kernel)
+        if call.nan_rows and may_hide_rows(reading):
+            with_nan_rows(made, program)
         return AttentionSite(
             module_path(node) or node.name,
             source_line(node),
@@ -115,14 +119,17 @@ class RewriteAttention:
 
 def is_ours(node: fx.Node, program: Program) -> bool:
     """Whether this is an attention along a sequence: of tokens to those on other ranks."""
+    if is_scored(node):
+        return True
     sizes = shape(cast(fx.Node, node.args[1])) if op_name(node) == SDPA else ()
     return any(map(program.holds_sequence, sizes[2:] if len(sizes) == 4 else sizes))
 
 
 def _explain(untraceable: Untraceable, attention: fx.Node) -> Refusal:
+    name = "scores are" if is_scored(attention) else "mask is"
     return refusal(
         attention,
-        f"its mask is not known tile by tile: {untraceable.why} (at {untraceable.node.name})",
+        f"its {name} not known tile by tile: {untraceable.why} (at {untraceable.node.name})",
         "build it from positions, from values of one token each, or pass it in whole, as an input",
     )
 
@@ -157,7 +164,8 @@ def _replace(
     operands: tuple[fx.Node, fx.Node, fx.Node],
     arguments: tuple[list[fx.Node], str, str, float],
     kernel: str,
-) -> None:
+) -> fx.Node:
+    """The output of `sp::attention`, which stands where `node` stood."""
     graph, strategy = program.graph, program.strategy
     with graph.inserting_before(node):
         sizes = Sizes(program)
@@ -171,3 +179,4 @@ def _replace(
     output.meta = dict(node.meta)
     node.replace_all_uses_with(output)
     graph.erase_node(node)
+    return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -20,16 +21,17 @@ from sp.program import Program
 class Builder:
     """Calls made here stand before `origin` in the graph.  Each computes its fake result, as capture would have."""
 
-    def __init__(self, origin: fx.Node, program: Program) -> None:
-        self.origin, self.program = origin, program
+    def __init__(self, origin: fx.Node, program: Program, meta: Mapping[str, Any] | None = None) -> None:
+        """meta: of the node that new ones stand for, if that is not `origin`."""
+        self.origin, self.program, self.meta = origin, program, origin.meta if meta is None else meta
         self.graph = origin.graph
         self.sizes = Sizes(program)
         self.shortest: dict[sympy.Basic, int] = {}
 
-    def __call__(self, op: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
+    def __call__(self, op: Callable[..., Any], *args: object, **kwargs: object) -> fx.Node:
         with self.graph.inserting_before(self.origin):
             node = self.graph.call_function(op, cast("tuple[Argument, ...]", args), cast("dict[str, Argument]", kwargs))
-        node.meta = {**self.origin.meta, "val": self._fake(node)}
+        node.meta = {**self.meta, "val": self._fake(node)}
         return node
 
     def size(self, size: sympy.Expr) -> fx.Node | int:
@@ -62,7 +64,7 @@ class Builder:
         def value(operand: fx.Node) -> Any:
             return operand.meta["val"]
 
-        target = cast(torch._ops.OpOverload, node.target)
+        target = cast("Callable[..., Any]", node.target)
         args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
         mode = detect_fake_mode([operand.meta.get("val") for operand in node.all_input_nodes])
         mode = mode or detect_fake_mode([one.meta.get("val") for one in self.graph.find_nodes(op="placeholder")])

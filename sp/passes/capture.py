@@ -20,6 +20,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from sp.errors import InputError, UnsupportedModelError
+from sp.passes.block_masks import OneBlock
 from sp.passes.call import Call, Outputs
 from sp.passes.export import Axes, Lengths, export
 from sp.passes.fxtools import shape
@@ -42,7 +43,7 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.rebuild(tensors[: len(self.call.names)])
-        with Watch(), Witness(self.model) as witness:
+        with Watch(), OneBlock(), Witness(self.model) as witness:
             results = self.outputs.flatten(self.model(*args, **kwargs))
             witness.results(results)
         return results

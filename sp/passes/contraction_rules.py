@@ -53,11 +53,11 @@ def einsum(case: Case) -> Ruling:
     terms = left.split(",")
     once = sorted(letter for letter, count in Counter(left).items() if count == 1 and letter.isalpha())
     right = right if arrow else "..." + "".join(once)
-    operands = tuple(_spelled(term, node) for term, node in zip(terms, case.operands, strict=True))
-    return rule_from(Pattern(operands, _spelled(right, case.node), frozenset()), case)
+    operands = tuple(spelled(term, node) for term, node in zip(terms, case.operands, strict=True))
+    return rule_from(Pattern(operands, spelled(right, case.node), frozenset()), case)
 
 
-def _spelled(term: str, node: fx.Node) -> Letters:
+def spelled(term: str, node: fx.Node) -> Letters:
     """One letter per dim; `...` stands for as many as the others leave, which are counted from its right end."""
     head, dots, tail = term.partition("...")
     hidden = len(shape(node)) - len(head) - len(tail) if dots else 0

@@ -57,7 +57,7 @@ class Decompose:
         refused, changed = dict[str, Refusal](), list[str]()
         for node in list(program.graph.nodes):
             decomposition = DECOMPOSITIONS.get(op_name(node)) if node.op == "call_function" else None
-            if decomposition is None or node not in active:
+            if decomposition is None or node not in active or node.name in program.refused:
                 continue
             builder = Builder(node, program)
             try:

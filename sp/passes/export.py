@@ -108,7 +108,8 @@ def _export(
         except Exception as error:
             message = str(error)
             narrowed = tuple(_narrowed(message, _name(number), lengths) for number, lengths in enumerate(ranges))
-            settled = replace(axes, fixed=axes.fixed | _fixed_batches(message))
+            fixed = _batches(inputs, axes) if _trips(error) else _fixed_batches(message)
+            settled = replace(axes, fixed=axes.fixed | fixed)
             if _fixed_length(message) or (narrowed, settled) == (ranges, axes):
                 raise _untraceable(error, model, _fixed_at(flat, inputs, axes, ranges, message)) from error
             ranges, axes = narrowed, settled
@@ -140,6 +141,17 @@ def _fixed_batches(message: str) -> frozenset[int]:
     return frozenset(int(size) for size in re.findall(r"^\s*B(\d+) = ", message, re.MULTILINE))
 
 
+def _trips(error: Exception) -> bool:
+    """Whether torch itself tripped over a product of three sizes, as under vmap in a mask of flex_attention."""
+    return isinstance(error, TypeError) and str(error) == "mul expected 2 arguments, got 3"
+
+
+def _batches(inputs: Sequence[torch.Tensor], axes: Axes) -> frozenset[int]:
+    """All batch sizes: where the batch is a number, fewer sizes are symbols."""
+    pairs = zip(inputs, axes.batch, strict=True)
+    return frozenset(example.shape[batch] for example, batch in pairs if batch is not None)
+
+
 def _narrowed(message: str, name: str, lengths: Lengths) -> Lengths:
     """The range that torch.export asks for; one step up where it only says that this range will not do."""
     suggested = re.search(rf"^\s*{name} = Dim\('{name}'(?:, min=(\d+))?(?:, max=(\d+))?\)", message, re.MULTILINE)
@@ -151,6 +163,9 @@ def _narrowed(message: str, name: str, lengths: Lengths) -> Lengths:
         return lengths
     if f"{name} != {lengths.longest}" in guards.split("; "):  # x[:S] of a table is the whole table at its full length
         return replace(lengths, longest=cast(int, lengths.longest) - 1)
+    cut = [int(size) for size in re.findall(rf"max\(0, (\d+) \+ \(\(-1\)\*{name}\)\)", guards)]
+    if cut and min(cut) <= (lengths.longest or min(cut)):  # table[:, max(0, 512 - S):] is its end, up to its whole
+        return replace(lengths, longest=min(cut) - (lengths.longest is not None))
     lowest = re.search(rf"in the specified range (\d+) <= {name}\b", message)
     return replace(lengths, shortest=max(lengths.shortest, int(lowest[1]) if lowest else 0) + 1)
 

@@ -55,6 +55,8 @@ class Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # it traces flex_attention, and this mode with it
+            return func(*args, **(kwargs or {}))
         with annotate({_KEY: Modes.now()}):
             return func(*args, **(kwargs or {}))
 

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from sp.errors import Refusal
+from sp.passes.bounds import rewrite_bounded_slice
 from sp.passes.fxtools import expression, inner_nodes, op_name, positional, refusal, tensor
 from sp.passes.sizes import Sizes
 from sp.passes.synonyms import rewrite_synonym
@@ -46,6 +47,8 @@ class Normalize:
             elif (test := IDENTITIES.get(op_name(node))) and test(node):
                 node.replace_all_uses_with(cast(fx.Node, node.args[0]))
                 program.graph.erase_node(node)  # dead code elimination keeps random ops
+            elif op_name(node) == "aten.slice":
+                rewrite_bounded_slice(node, program)
             else:
                 rewrite_synonym(node, sizes)
         program.graph.eliminate_dead_code()

@@ -23,7 +23,7 @@ from sp.passes.mask_proof import Unproven, prove_condition, prove_mask, shows_it
 from sp.passes.score_layers import Layer, Part, conjuncts, is_plain, layer_of, terms, through
 from sp.passes.score_sources import Source
 from sp.passes.score_trace import Tracer
-from sp.score import Name, Score
+from sp.score import SCORE, Name, Score
 
 ATTENTION = (BATCH, HEADS, QUERIES, KEYS)
 
@@ -126,7 +126,10 @@ class _Parts:
         if soft and certain and self._all_see(together):
             return together, []
         left = [layer for layer, found in proven if found is None or found[1]]
-        return band, [self._bias(layer) for layer in left]
+        for layer in left:
+            if layer.softly:
+                self.score = self._filled(layer)
+        return band, [self.tracer.value(layer.node, layer.frame) for layer in left if not layer.softly]
 
     def _all_see(self, band: Band) -> bool:
         """Whether every query sees a key: itself or, if it looks back without end, the first one."""
@@ -140,10 +143,9 @@ class _Parts:
         except Unproven:
             return None
 
-    def _bias(self, layer: Layer) -> Name:
-        if not layer.softly:
-            return self.tracer.value(layer.node, layer.frame)
-        return self.tracer.line("where.Scalar", self._truth(layer.part), 0.0, layer.amount)
+    def _filled(self, layer: Layer) -> Name:
+        """Filled in rather than added: where a query sees nothing else, no gradient goes to its scores."""
+        return self.tracer.line("where.ScalarOther", self._truth(layer.part), Name(SCORE), layer.amount)
 
     def _truth(self, part: Part) -> Name:
         found = self.tracer.value(part.node, part.frame)

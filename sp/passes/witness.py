@@ -67,7 +67,7 @@ class Witness(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         del types
-        if self.returned:
+        if self.returned or torch.compiler.is_dynamo_compiling():  # which traces flex_attention, and this mode with it
             return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name in _HOOKS:

@@ -48,6 +48,19 @@ def decoder(name: str, stem: str, sizes: Mapping[str, Any], options: Mapping[str
     return Family(name, build, ids, token_labels(), packed=stem != "Mamba2")
 
 
+ALIBI = {**TEXT, "alibi": True, "multi_query": False, "parallel_attn": False}
+BLOOM = {"vocab_size": VOCAB, "hidden_size": WIDTH, "n_layer": 2, "n_head": 4, **TOKENS}
+MPT = {"vocab_size": VOCAB, "d_model": WIDTH, "n_layers": 2, "n_heads": 4, "max_seq_len": 128, **TOKENS}
+
+
+def bloom() -> nn.Module:
+    """Its GELU has a backward of its own, which no graph holds: torch's is the same function."""
+    built = model("BloomForCausalLM", "BloomConfig", BLOOM, EAGER)()
+    for block in built.transformer.h:
+        block.mlp.gelu_impl = nn.GELU(approximate="tanh")
+    return built
+
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW = {"sliding_window": 5}
 BOTH = {"layer_types": [SLIDING, FULL]}
@@ -71,7 +84,12 @@ DENSE = (
     decoder("OLMo 2", "Olmo2", GROUPED),
     decoder("Phi-3", "Phi3", {**GROUPED, "resid_pdrop": 0.0, "embd_pdrop": 0.0}),
     decoder("Falcon", "Falcon", {**TEXT, "num_kv_heads": 2, "new_decoder_architecture": True}),
-    decoder("Falcon (ALiBi)", "Falcon", {**TEXT, "alibi": True, "multi_query": False, "parallel_attn": False}),
+    decoder("Falcon (ALiBi)", "Falcon", ALIBI),
+    decoder("Llama (eager)", "Llama", GROUPED, EAGER),
+    Family("GPT-2 (eager)", model("GPT2LMHeadModel", "GPT2Config", GPT2, EAGER), ids, token_labels()),
+    decoder("Falcon (ALiBi, eager)", "Falcon", ALIBI, EAGER),
+    Family("Bloom", bloom, ids, token_labels()),
+    decoder("MPT", "Mpt", MPT, EAGER),
     decoder("StableLM", "StableLm", {**GROUPED, "attention_dropout": 0.0, "hidden_dropout": 0.0}),
     decoder("Cohere", "Cohere", GROUPED),
     decoder("Granite", "Granite", GROUPED),

@@ -102,6 +102,7 @@ def encoder(
 
 ENCODERS = (
     encoder("BERT (MLM)", "BertForMaskedLM", "BertConfig", BERT, token_labels()),
+    encoder("BERT (MLM, eager)", "BertForMaskedLM", "BertConfig", BERT, token_labels(), EAGER),
     encoder(
         "BERT (sequence classification)",
         "BertForSequenceClassification",
@@ -116,6 +117,7 @@ ENCODERS = (
 )
 SEQ2SEQS = (
     Family("T5", model("T5ForConditionalGeneration", "T5Config", T5), both_sides, token_labels()),
+    Family("T5 (eager)", model("T5ForConditionalGeneration", "T5Config", T5, EAGER), both_sides, token_labels()),
     Family("BART", model("BartForConditionalGeneration", "BartConfig", BART), both_sides, token_labels()),
     Family(
         "BART (unlike lengths)",
