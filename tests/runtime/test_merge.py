@@ -98,3 +98,17 @@ def test_only_the_rows_of_a_part_change() -> None:
     after, _ = merged([(0, S, a, x), (4, 6, b, y)])
     assert after[:, :, :4].equal(before[:, :, :4])
     assert after[:, :, 6:].equal(before[:, :, 6:])
+
+
+@pytest.mark.parametrize("shape", [(1, H, 1, 1), (B, 1, S, 1), (B, H, S, 1)], ids=str)
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+def test_a_sink_is_one_more_key_of_value_zero(rows: list[tuple[int, int]], shape: tuple[int, ...]) -> None:
+    sink = torch.randn(shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    parts = [(*span, *part) for span, part in zip(rows, make_parts(len(rows)), strict=True)]
+    total = Accumulator(torch.empty(B, H, S, 5, dtype=torch.float64), E)
+    for q0, q1, out, lse in parts:
+        total.merge(q0, q1, out[:, :, q0:q1].clone(), lse[:, :, q0:q1].clone())
+    total.add_sink(sink)
+    key = sink.squeeze(-1).expand(B, H, S)
+    for found, wanted in zip(total.finish(), written_out([*parts, (0, S, torch.zeros(B, H, S, E), key)]), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)

@@ -138,6 +138,8 @@ def _turned(*tensors: Tensor) -> list[Tensor]:
 def _forward_masked(
     q_BHRD: Tensor, k_BGCD: Tensor, v_BGCE: Tensor, tile: Tile, scale: float, score: TileScore | None
 ) -> Results:
+    if _is_alone(tile, score):  # a block of a band may be full
+        return _forward_alone(q_BHRD, k_BGCD, v_BGCE, tile, scale)
     if score is None:  # each row of a tile sees something
         return run_forward(q_BHRD, k_BGCD, v_BGCE, False, scale, _mask(tile, None, q_BHRD, q_BHRD.dtype))
     mask = _mask(tile, score, q_BHRD, accumulation_dtype(q_BHRD.dtype))
@@ -166,6 +168,8 @@ def _backward_masked(
     totals: list[Tensor],
 ) -> Gradients:
     operands = (grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE)
+    if _is_alone(tile, score):
+        return _backward_alone(*operands, lse_BHR, tile, scale)
     blind = lse_BHR == -torch.inf
     if ((lse_BHR < FAINT / 2) & ~blind).any():
         return dense.backward(*operands, lse_BHR, tile, scale, score, totals)

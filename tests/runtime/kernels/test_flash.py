@@ -23,6 +23,7 @@ TILES = [
     Tile(0, 9, 0, 9, None, 0),
     Tile(0, 9, 0, 9, 0, None),
     Tile(0, 9, 0, 12, -3, 4),
+    Tile(0, 300, 0, 400, None, 300),  # blocks of rows, of which the last is full
     Tile(0, 300, 0, 520),  # more than one of the operator's own tiles
     Tile(0, 520, 0, 520, None, 0),
     Tile(0, 520, 0, 520, 0, None),
