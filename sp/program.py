@@ -104,7 +104,9 @@ class Port:
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """One rewritten attention, for the report.  queries, keys: how many, as expressions in the sequences' symbols."""
+    """One rewritten attention, for the report.  queries, keys: how many, as expressions in the sequences' symbols.
+
+    transport: the strategy's, or "merge" where the queries have no sequence."""
 
     node: str
     source: str
@@ -118,6 +120,7 @@ class AttentionSite:
     item_bytes: int
     kernel: str
     why: str
+    transport: str
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@
     attention = sp.attention(q, k, v, [], 'causal', '', 0.125, S, S, 'striped', 'ring', 'flash', 'sp')
     sdpa      = attention[0]                                          un-expanded k and v will travel
 
-Whatever cannot be proven is refused.  Masks that nobody reads any more die here, before anything is placed.
-Attention to keys without a sequence (a short text, the same on every rank) stays what it is: there, nothing travels.
+Queries without a sequence (latents, a pooling query, the next token) are the same on every rank and meet each rank's own
+keys; the transport `merge` merges what the ranks find.  Whatever cannot be proven is refused.  Masks that nobody reads
+any more die here, before anything is placed.  Attention to keys without a sequence (a short text, the same on every rank) stays what it is: there, nothing travels.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import fx
 
 from sp.errors import Refusal
+from sp.mask import FULL, Band
 from sp.passes.fxtools import (
     exact_quotient,
     module_path,
@@ -35,13 +37,14 @@ from sp.passes.fxtools import (
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
 from sp.passes.index_rules import INDEX_RULES
-from sp.passes.mask_proof import Unproven, explain, prove_mask
+from sp.passes.mask_proof import Unproven, explain, prove_mask, prove_open
 from sp.passes.sizes import Sizes
 from sp.program import AttentionSite, Program
 from sp.runtime.ops import attention as attention_op
 
 SDPA = "aten.scaled_dot_product_attention"
 AXIS = "sp"
+MERGE = "merge"  # the transport of queries that every rank has
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,9 @@ class RewriteAttention:
         problem = _misfit(node, program, query, key, value, cast(float, dropout))
         if problem is not None:
             return problem
+        transport = program.strategy.transport if program.holds_sequence(shape(query)[2]) else MERGE
         try:
-            band = prove_mask(cast("fx.Node | None", mask), bool(is_causal), algebra)
+            band = _band(node, cast("fx.Node | None", mask), bool(is_causal), algebra, transport)
         except Unproven as unproven:
             return explain(unproven, node)
         if band.left is not None and not same_size(shape(query)[2], shape(key)[2]):
@@ -89,7 +93,7 @@ class RewriteAttention:
         kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
         given = cast("float | None", scale)
         arguments = ([], str(band), "", 1 / math.sqrt(width) if given is None else given)
-        _replace(node, program, (query, key, value), arguments, kernel)
+        _replace(node, program, (query, key, value), arguments, transport, kernel)
         return AttentionSite(
             module_path(node) or node.name,
             source_line(node),
@@ -103,6 +107,7 @@ class RewriteAttention:
             item_bytes=node.meta["val"].dtype.itemsize,
             kernel=kernel,
             why=why,
+            transport=transport,
         )
 
 
@@ -110,6 +115,15 @@ def is_ours(node: fx.Node, program: Program) -> bool:
     """Whether this is an attention along a sequence: of tokens to those on other ranks."""
     sizes = shape(cast(fx.Node, node.args[1])) if op_name(node) == SDPA else ()
     return any(map(program.holds_sequence, sizes[2:] if len(sizes) == 4 else sizes))
+
+
+def _band(node: fx.Node, mask: fx.Node | None, is_causal: bool, algebra: IndexAlgebra, transport: str) -> Band:
+    """Queries without a sequence have no position that a band could compare with the keys'."""
+    if transport != MERGE:
+        return prove_mask(mask, is_causal, algebra)
+    if not prove_open(mask, is_causal, algebra):
+        raise Unproven(mask or node, "it hides keys from queries that are of no sequence")
+    return FULL
 
 
 def _misfit(
@@ -121,11 +135,12 @@ def _misfit(
     if dropout:
         return refusal(node, f"it drops out scores with probability {dropout}", "set the attention dropout to 0")
     lengths = [shape(operand)[2] for operand in (query, key, value)]
-    if not all(map(program.is_length, lengths)) or not same_size(lengths[1], lengths[2]):
+    fits = program.is_length(lengths[0]) or not program.holds_sequence(lengths[0])
+    if not fits or not program.is_length(lengths[1]) or not same_size(lengths[1], lengths[2]):
         return refusal(
             node,
             f"queries, keys and values have lengths {lengths} along dim 2",
-            "attend from a whole sequence to a whole sequence",
+            "attend from a whole sequence, or from what has none, to a whole sequence",
         )
     batches, heads = ([shape(operand)[dim] for operand in (query, key, value)] for dim in (0, 1))
     if len(set(batches)) > 1 or heads[1] != heads[2] or exact_quotient(heads[0], heads[1]) is None:
@@ -141,14 +156,15 @@ def _replace(
     program: Program,
     operands: tuple[fx.Node, fx.Node, fx.Node],
     arguments: tuple[list[fx.Node], str, str, float],
+    transport: str,
     kernel: str,
 ) -> None:
-    graph, strategy = program.graph, program.strategy
+    graph, layout = program.graph, program.strategy.layout
     with graph.inserting_before(node):
         sizes = Sizes(program)
         lengths = [sizes.node(shape(operand)[2]) for operand in operands[:2]]
         call = graph.call_function(
-            attention_op, (*operands, *arguments, *lengths, strategy.layout, strategy.transport, kernel, AXIS)
+            attention_op, (*operands, *arguments, *lengths, layout, transport, kernel, AXIS)
         )
         output = graph.call_function(operator.getitem, (call, 0))
     fake, query = node.meta["val"], operands[0]

@@ -144,8 +144,8 @@ class _Localizer:
         if passes_through(node):
             source = node.all_input_nodes[0]
             placed = self.found.sharded(source)
-            assert placed is not None
-            return self.out.copy(node, node.target, (self.shard_of(source, placed), node.args[1]), {})
+            results = self.whole[source] if placed is None else self.shard_of(source, placed)
+            return self.out.copy(node, node.target, (results, node.args[1]), {})
         if ruling.lowering != "call":
             return LOWERINGS[ruling.lowering](self, node, ruling)
 

@@ -10,6 +10,7 @@ What holds for every length is proven; everything else is `Unproven`, with the n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import sympy
@@ -57,6 +58,31 @@ def prove_mask(mask: fx.Node | None, is_causal: bool, algebra: IndexAlgebra) -> 
     if _hides_softly(value) and (_negative(band.left) or _negative(band.right)):
         raise Unproven(mask, "some row sees nothing, and a finite number added to all its scores hides none of them")
     return band
+
+
+def prove_open(mask: fx.Node | None, is_causal: bool, algebra: IndexAlgebra) -> bool:
+    """Whether the mask operand lets every query see every key, whatever the length: `c3 <= c2 + S` of S + 1 keys."""
+    if mask is None or is_causal:
+        return not is_causal
+    try:
+        visible = _visible(algebra.value(mask), mask)
+    except (Opaque, Unproven):
+        return False
+    last = {coordinate(dim): size - 1 for dim, size in enumerate(shape(mask))}
+    return all(_always(term, last) for term in sympy.And.make_args(visible))
+
+
+def _always(term: sympy.Basic, last: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
+    """Whether a comparison of coordinates holds for all that there are, from 0 to the last."""
+    if not isinstance(term, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+        return term is sympy.true
+    sides = (term.lhs, term.rhs) if isinstance(term, (sympy.Le, sympy.Lt)) else (term.rhs, term.lhs)
+    most = cast(sympy.Expr, sympy.expand(cast(sympy.Expr, sides[0]) - cast(sympy.Expr, sides[1])))
+    for place, end in last.items():
+        slope = most.coeff(place)
+        most = cast(sympy.Expr, most.subs(place, end if slope.is_positive else 0)) if slope.is_Integer else most
+    most = cast(sympy.Expr, sympy.expand(most))
+    return bool(most.is_negative if isinstance(term, (sympy.Lt, sympy.Gt)) else most.is_nonpositive)
 
 
 def _visible(value: Value, mask: fx.Node) -> Boolean:

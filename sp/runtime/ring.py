@@ -43,12 +43,19 @@ def ring_forward(
     q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, kernel: Kernel, scale: float, world: World
 ) -> tuple[Tensor, Tensor]:
     """out_BHSE in q's dtype, laid out [B, S, H, E], and lse_BHS of the local queries over all ranks' keys."""
+    return attend(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world).finish()
+
+
+def attend(
+    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, kernel: Kernel, scale: float, world: World
+) -> Accumulator:
+    """The local queries over all keys that the steps of the plan bring here."""
     total = Accumulator(q_BHSD, v_BGSE.shape[3])
     for step, k_BGTD, v_BGTE in _travel(k_BGSD, v_BGSE, plan, world):
         for piece in _pieces(step, kernel):
             q, k, v = _rows(piece, q_BHSD), _columns(piece, k_BGTD), _columns(piece, v_BGTE)
             total.merge(piece.q0, piece.q1, *kernel.forward(q, k, v, piece, scale))
-    return total.finish()
+    return total
 
 
 def ring_backward(

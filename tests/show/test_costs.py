@@ -29,7 +29,7 @@ S = sympy.Symbol("S", integer=True, positive=True)
 def site(mask: Band, item_bytes: int = 2) -> AttentionSite:
     return AttentionSite(
         "attention", "model.py:1", mask, S, S, heads=8, kv_heads=2, head_width=16, value_width=24,
-        item_bytes=item_bytes, kernel="dense", why="",
+        item_bytes=item_bytes, kernel="dense", why="", transport="ring",
     )  # fmt: skip
 
 
