@@ -15,7 +15,7 @@ from sp.errors import StrategyError
 from sp.executable import build
 from sp.module import ParallelModule
 from sp.options import Options
-from sp.passes.capture import SequenceDim
+from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.request import Request
 from sp.show import Report
@@ -46,7 +46,8 @@ def parallelize(
     strategy: a name in `sp.STRATEGIES`.
     mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.
     example_args, example_kwargs: given, the model is captured now instead of at its first call.
-    sequence_dim: the dim of every input that holds the sequence, or one for each input by name.
+    sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
+        queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
     inputs: "local" when the caller passes this rank's shard (see `pmodel.layout`), always for every input.
     outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name.
     compile: False runs the graph as it is; a mapping is passed on to torch.compile.

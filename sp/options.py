@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sp.passes.capture import SequenceDim
+from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.strategy import Strategy
 

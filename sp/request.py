@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sp.passes.call import Call
-from sp.passes.capture import SequenceDim, batch_dim, sequence_dims, sequence_lengths
+from sp.passes.input_dims import Dims, SequenceDim, batch_dim, sequence_dims, sequence_lengths
 from sp.passes.modes import autocast_now
 
 Lengths = tuple[int, ...]  # of each sequence among the inputs
@@ -24,7 +24,7 @@ class Request:
 
     call: Call
     tensors: tuple[Tensor, ...]
-    dims: tuple[int | None, ...]
+    dims: tuple[Dims, ...]
     lengths: Lengths
     key: str
 
@@ -40,8 +40,8 @@ class Request:
     def shapes(self, without_sequence: bool) -> str:
         """The tensors' shapes as text; `without_sequence` writes the sequence as S, for shards of unequal length."""
         shapes = [list[object](tensor.shape) for tensor in self.tensors]
-        for shape, dim in zip(shapes, self.dims, strict=True):
-            if dim is not None and without_sequence:
+        for shape, dims in zip(shapes, self.dims, strict=True):
+            for dim in dims if without_sequence else ():
                 shape[dim] = "S"
         return str(shapes)
 
@@ -53,14 +53,14 @@ def _model_state(model: nn.Module) -> str:
     return f"{training} {kinds} {autocast_now()}"
 
 
-def _input_pattern(tensors: Sequence[Tensor], dims: Sequence[int | None], lengths: Sequence[int]) -> str:
+def _input_pattern(tensors: Sequence[Tensor], dims: Sequence[Dims], lengths: Sequence[int]) -> str:
     """Dtype, device and shape of each input, with the sequences and the batch left open."""
-    batches = [batch_dim(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+    batches = [batch_dim(tensor, its) for tensor, its in zip(tensors, dims, strict=True)]
     sizes = [tensor.shape[batch] for tensor, batch in zip(tensors, batches, strict=True) if batch is not None]
     patterns: list[str] = []
-    for tensor, dim, batch in zip(tensors, dims, batches, strict=True):
+    for tensor, its, batch in zip(tensors, dims, batches, strict=True):
         shape = list[object](tensor.shape)
-        if dim is not None:
+        for dim in its:
             shape[dim] = f"S{lengths.index(tensor.shape[dim])}"
         if batch is not None and tensor.shape[batch] != 1:
             shape[batch] = f"B{sizes.index(tensor.shape[batch])}"

@@ -102,7 +102,12 @@ class Score:
 
     def __bool__(self) -> bool:
         """Whether it changes any score."""
-        return any(getattr(self, role) is not None for role in _ROLES)
+        return any(self.roles)
+
+    @property
+    def roles(self) -> tuple[str | None, str | None, str | None, str | None]:
+        """The names of visible, bias, score and sink."""
+        return self.visible, self.bias, self.score, self.sink
 
     @property
     def trains(self) -> bool:
@@ -120,7 +125,7 @@ class Score:
         if not self:
             return ""
         leaves = " ".join(f"l{index}:{leaf}" for index, leaf in enumerate(self.leaves))
-        roles = ", ".join(f"{role}={getattr(self, role)}" for role in _ROLES if getattr(self, role) is not None)
+        roles = ", ".join(f"{role}={name}" for role, name in zip(_ROLES, self.roles, strict=True) if name)
         return "; ".join([*([leaves] if leaves else []), *map(str, self.lines)]) + f" -> {roles}"
 
     @staticmethod

@@ -29,7 +29,7 @@ ARROWS = {
     "score": ("", ""),
     "runtime": ("errors layout mask plan score", "torch"),
     "program": (f"{FACTS}", "torch sympy"),
-    "passes": (f"{FACTS} program runtime.ops", "torch sympy networkx"),
+    "passes": (f"{FACTS} program runtime.ops runtime.scores.op_table", "torch sympy networkx"),
     "show": (f"{FACTS} program passes.fxtools passes.naming passes.capture", "torch sympy networkx tabulate"),
     "testing": (f"{FACTS} program show runtime passes", "torch sympy networkx"),
     "options": (f"{FACTS} passes", "torch"),

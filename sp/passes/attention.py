@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from sp.errors import Refusal
-from sp.mask import FULL, Band
+from sp.passes.builder import Builder
 from sp.passes.fxtools import (
     exact_quotient,
     module_path,
@@ -37,7 +37,9 @@ from sp.passes.fxtools import (
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
 from sp.passes.index_rules import INDEX_RULES
-from sp.passes.mask_proof import Unproven, explain, prove_mask, prove_open
+from sp.passes.score_read import read_mask
+from sp.passes.score_sources import laid_out
+from sp.passes.score_trace import Tracer, Untraceable
 from sp.passes.sizes import Sizes
 from sp.program import AttentionSite, Program
 from sp.runtime.ops import attention as attention_op
@@ -82,17 +84,21 @@ class RewriteAttention:
         if problem is not None:
             return problem
         transport = program.strategy.transport if program.holds_sequence(shape(query)[2]) else MERGE
+        tracer = Tracer(program, algebra, shape(query)[2], shape(key)[2])
         try:
-            band = _band(node, cast("fx.Node | None", mask), bool(is_causal), algebra, transport)
-        except Unproven as unproven:
-            return explain(unproven, node)
+            reading = read_mask(cast("fx.Node | None", mask), bool(is_causal), tracer)
+        except Untraceable as untraceable:
+            return _explain(untraceable, node)
+        band = reading.band
         if band.left is not None and not same_size(shape(query)[2], shape(key)[2]):
             return refusal(node, f"its mask {band} hides every key from some query", "use a mask without a window")
         key, value, why = ungroup(query, key, value, bool(enable_gqa))
         width = int(shape(query)[3])
         kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
         given = cast("float | None", scale)
-        arguments = ([], str(band), "", 1 / math.sqrt(width) if given is None else given)
+        build = Builder(node, program)
+        leaves = [laid_out(source, build) for source in reading.sources]
+        arguments = (leaves, str(band), str(reading.score), 1 / math.sqrt(width) if given is None else given)
         _replace(node, program, (query, key, value), arguments, transport, kernel)
         return AttentionSite(
             module_path(node) or node.name,
@@ -117,13 +123,12 @@ def is_ours(node: fx.Node, program: Program) -> bool:
     return any(map(program.holds_sequence, sizes[2:] if len(sizes) == 4 else sizes))
 
 
-def _band(node: fx.Node, mask: fx.Node | None, is_causal: bool, algebra: IndexAlgebra, transport: str) -> Band:
-    """Queries without a sequence have no position that a band could compare with the keys'."""
-    if transport != MERGE:
-        return prove_mask(mask, is_causal, algebra)
-    if not prove_open(mask, is_causal, algebra):
-        raise Unproven(mask or node, "it hides keys from queries that are of no sequence")
-    return FULL
+def _explain(untraceable: Untraceable, attention: fx.Node) -> Refusal:
+    return refusal(
+        attention,
+        f"its mask is not known tile by tile: {untraceable.why} (at {untraceable.node.name})",
+        "build it from positions, from values of one token each, or pass it in whole, as an input",
+    )
 
 
 def _misfit(

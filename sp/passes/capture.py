@@ -11,7 +11,7 @@ The model is traced with example tensors of our own: torch.export merges the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -23,13 +23,12 @@ from sp.errors import InputError, UnsupportedModelError
 from sp.passes.call import Call, Outputs
 from sp.passes.export import Axes, Lengths, export
 from sp.passes.fxtools import shape
+from sp.passes.input_dims import Dims, SequenceDim, batch_dim, sequence_dims, sequence_lengths, shapes
 from sp.passes.modes import Watch
 from sp.passes.witness import Witness, refuse_unreal
 from sp.program import LENGTH_CARRIER, Note, Port, Program
 from sp.program import Sequence as SequenceSize
 from sp.strategy import Strategy
-
-SequenceDim = int | Mapping[str, int]
 
 
 class _Flat(nn.Module):
@@ -47,50 +46,6 @@ class _Flat(nn.Module):
             results = self.outputs.flatten(self.model(*args, **kwargs))
             witness.results(results)
         return results
-
-
-def sequence_dims(call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim) -> list[int | None]:
-    """Which dim of each input holds a sequence, None if none does.
-
-    One number for all inputs leaves out those that have no such dim, and those that have one element there, as a number
-    for each row has."""
-    dims: list[int | None] = []
-    for name, tensor in zip(call.names, tensors, strict=True):
-        dim = sequence_dim.get(name) if isinstance(sequence_dim, Mapping) else sequence_dim
-        if isinstance(sequence_dim, int) and not -tensor.ndim <= sequence_dim < tensor.ndim:
-            dim = None
-        if dim is not None and not -tensor.ndim <= dim < tensor.ndim:
-            raise InputError(f"sequence_dim {dim} of {name!r} is out of range for shape {tuple(tensor.shape)}")
-        dims.append(None if dim is None else dim % tensor.ndim)
-    _check_names(call, sequence_dim)
-    longer = any(dim is not None and tensor.shape[dim] > 1 for tensor, dim in zip(tensors, dims, strict=True))
-    if not isinstance(sequence_dim, int) or not longer:
-        return dims
-    return [None if dim is None or tensor.shape[dim] == 1 else dim for tensor, dim in zip(tensors, dims, strict=True)]
-
-
-def _check_names(call: Call, sequence_dim: SequenceDim) -> None:
-    unknown = set(sequence_dim) - set(call.names) if isinstance(sequence_dim, Mapping) else set()
-    if unknown:
-        raise InputError(
-            f"sequence_dim names {sorted(unknown)}, which this call does not pass",
-            needed=f"names among: {', '.join(call.names)}",
-        )
-
-
-def sequence_lengths(call: Call, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[int, ...]:
-    """The lengths of the sequences among the inputs, in their order.  Inputs of one length share a sequence."""
-    lengths = [tensor.shape[dim] for tensor, dim in zip(tensors, dims, strict=True) if dim is not None]
-    if not lengths:
-        raise InputError(
-            f"no input has a sequence dim: {_shapes(call, tensors)}",
-            remedy="pass sequence_dim={'input_ids': 1, …} naming the inputs that hold the sequence",
-        )
-    return tuple(dict.fromkeys(lengths))
-
-
-def _shapes(call: Call, tensors: Sequence[torch.Tensor]) -> str:
-    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(call.names, tensors, strict=True))
 
 
 def capture(
@@ -131,26 +86,26 @@ def capture(
 def _exported(
     model: nn.Module, call: Call, outputs: Outputs, given: _Given
 ) -> tuple[ExportedProgram, tuple[Lengths, ...]]:
-    batches = [batch_dim(tensor, dim) for tensor, dim in zip(given.tensors, given.dims, strict=True)]
-    axes = Axes(given.dims, given.which, batches)
+    batches = [batch_dim(tensor, dims) for tensor, dims in zip(given.tensors, given.dims, strict=True)]
+    axes = Axes(given.which, batches)
     try:
         return export(_Flat(model, call, outputs), model, given.examples, axes)
     except UnsupportedModelError as error:
         if len(given.lengths) == 1:
             raise
         raise InputError(
-            f"the inputs hold sequences of different lengths ({_shapes(call, given.tensors)}), and so {error}",
+            f"the inputs hold sequences of different lengths ({shapes(call, given.tensors)}), and so {error}",
             remedy="pass inputs of one length, or sequence_dim={'input_ids': 1, …} naming those that hold a sequence",
         ) from error
 
 
 @dataclass(frozen=True)
 class _Given:
-    """The inputs of the graph to come, which dim of each holds a sequence, and the lengths of all sequences."""
+    """The inputs of the graph to come, which dims of each hold a sequence, and the lengths of all sequences."""
 
     names: list[str]
     tensors: list[torch.Tensor]
-    dims: list[int | None]
+    dims: list[Dims]
     lengths: tuple[int, ...]
     local: bool
 
@@ -164,35 +119,41 @@ class _Given:
             return _Given(list(call.names), list(tensors), dims, lengths, local)
         if len(lengths) > 1:
             raise InputError(
-                f"inputs='local' with sequences of different lengths: {_shapes(call, tensors)}",
+                f"inputs='local' with sequences of different lengths: {shapes(call, tensors)}",
                 needed="one sequence",
                 remedy="pass the inputs whole, with inputs='global'",
+            )
+        if two := [name for name, its in zip(call.names, dims, strict=True) if len(its) > 1]:
+            raise InputError(
+                f"inputs='local' with {two[0]!r}, in which two dims hold the sequence",
+                needed="one dim for each input",
+                remedy="build the mask in the model, from positions or from a number for each token",
             )
         # Shards cannot tell the global length: an empty tensor of that size brings it.
         length = length or min(lengths)
         names, carrier = [*call.names, LENGTH_CARRIER], torch.empty(length, 0)
-        return _Given(names, [*tensors, carrier], [*dims, 0], (length,), local)
+        return _Given(names, [*tensors, carrier], [*dims, (0,)], (length,), local)
 
     @property
-    def which(self) -> list[int]:
-        """For each input, the number of its sequence."""
-        if self.local:
-            return [0] * len(self.tensors)
+    def which(self) -> list[dict[int, int]]:
+        """For each input, its dims that hold a sequence, and the number of that sequence."""
         pairs = zip(self.tensors, self.dims, strict=True)
-        return [0 if dim is None else self.lengths.index(tensor.shape[dim]) for tensor, dim in pairs]
+        return [
+            {dim: 0 if self.local else self.lengths.index(tensor.shape[dim]) for dim in dims} for tensor, dims in pairs
+        ]
 
     @property
     def ports(self) -> tuple[Port, ...]:
-        places = zip(self.names, self.dims, strict=True)
+        places = [(name, dims[0] if dims else None) for name, dims in zip(self.names, self.dims, strict=True)]
         return tuple(Port(name, dim, self.local and dim is not None and name != LENGTH_CARRIER) for name, dim in places)
 
     def examples(self, least: Sequence[int]) -> list[torch.Tensor]:
-        """Fresh tensors like the caller's, each at least as long as `least` says of its sequence."""
+        """Fresh tensors like the caller's, each at least as long as `least` says of its sequences."""
         made: list[torch.Tensor] = []
-        for given, dim, which in zip(self.tensors, self.dims, self.which, strict=True):
+        for given, which in zip(self.tensors, self.which, strict=True):
             sizes = list(given.shape)
-            if dim is not None:
-                sizes[dim] = max(self.lengths[which], least[which])
+            for dim, number in which.items():
+                sizes[dim] = max(self.lengths[number], least[number])
             made.append(torch.empty(sizes, dtype=given.dtype, device=given.device, requires_grad=given.requires_grad))
         return made
 
@@ -205,13 +166,6 @@ def accepts(program: Program, tensors: Sequence[torch.Tensor]) -> bool:
         if any(size.is_Integer and size != found for size, found in sizes):
             return False
     return True
-
-
-def batch_dim(tensor: torch.Tensor, sequence_dim: int | None) -> int | None:
-    """The first dim that is not the sequence's counts as batch, if any.  A batch of 1 is captured as such: torch.export
-    proves a symbolic size from 2 on, and models do ask whether it is 1."""
-    free = [dim for dim in range(tensor.ndim) if dim != sequence_dim]
-    return free[0] if free and sequence_dim is not None else None
 
 
 def _flat_module(exported: ExportedProgram, names: Sequence[str]) -> fx.GraphModule:
@@ -230,9 +184,9 @@ def _sequence_symbols(module: fx.GraphModule, given: _Given) -> list[sympy.Symbo
     """The size of each sequence, as the graph calls it."""
     found: dict[int, sympy.Symbol] = {}
     inputs = module.graph.find_nodes(op="placeholder")
-    for node, dim, which in zip(inputs, given.dims, given.which, strict=True):
-        if dim is not None:
+    for node, which in zip(inputs, given.which, strict=True):
+        for dim, number in which.items():
             symbol = shape(node)[dim]
             assert isinstance(symbol, sympy.Symbol), f"{node}: the sequence was specialised to {symbol}"
-            found.setdefault(which, symbol)
-    return [found[which] for which in range(len(given.lengths))]
+            found.setdefault(number, symbol)
+    return [found[number] for number in range(len(given.lengths))]

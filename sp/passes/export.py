@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -40,21 +40,25 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Axes:
-    """Which dim of each example is a sequence (and the sequence's number), and which the batch.
+    """For each example: the dims that hold a sequence, each with the sequence's number, and the dim of the batch.
 
     fixed: batch sizes that the model insists on."""
 
-    sequence: Sequence[int | None]
-    which: Sequence[int]
+    sequences: Sequence[Mapping[int, int]]
     batch: Sequence[int | None]
     fixed: frozenset[int] = frozenset()
+
+    @property
+    def count(self) -> int:
+        """How many sequences there are."""
+        return 1 + max(number for dims in self.sequences for number in dims.values())
 
     def dynamic(self, examples: Sequence[torch.Tensor], lengths: Sequence[Lengths]) -> tuple[dict[int, object], ...]:
         """What torch.export calls dynamic shapes: a symbol for each sequence, one for each size of a batch."""
         sizes = [Dim(_name(number), min=one.shortest, max=one.longest) for number, one in enumerate(lengths)]
         shapes: list[dict[int, object]] = []
-        for example, sequence, which, batch in zip(examples, self.sequence, self.which, self.batch, strict=True):
-            dims: dict[int, object] = {} if sequence is None else {sequence: sizes[which]}
+        for example, sequences, batch in zip(examples, self.sequences, self.batch, strict=True):
+            dims: dict[int, object] = {dim: sizes[number] for dim, number in sequences.items()}
             if batch is not None and example.shape[batch] > 1 and example.shape[batch] not in self.fixed:
                 dims[batch] = Dim(f"B{example.shape[batch]}")
             shapes.append(dims)
@@ -73,7 +77,7 @@ def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) ->
     """Export `flat` (which calls `model`) and say for which lengths of each sequence.
 
     examples: makes inputs of at least those lengths.  Raises UnsupportedModelError."""
-    anything = (Lengths(),) * (max(axes.which) + 1)
+    anything = (Lengths(),) * axes.count
     try:
         return _export(flat, model, examples, axes, anything)
     except _FixedLengthError as error:  # perhaps the length at hand is a special one, as 5 is for x[:, -5:]

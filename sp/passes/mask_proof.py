@@ -17,14 +17,15 @@ import sympy
 from sympy.logic.boolalg import Boolean
 from torch import fx
 
-from sp.errors import Refusal
-from sp.mask import CAUSAL, FULL, Band
-from sp.passes.fxtools import refusal, shape
+from sp.mask import FULL, Band
+from sp.passes.frames import KEYS, QUERIES, Frame
+from sp.passes.fxtools import shape
 from sp.passes.index_algebra import (
     HIDDEN_BELOW,
     IndexAlgebra,
     Opaque,
     Value,
+    as_condition,
     as_number,
     branches,
     coordinate,
@@ -44,32 +45,56 @@ class Unproven(Exception):
         self.why = why
 
 
-def prove_mask(mask: fx.Node | None, is_causal: bool, algebra: IndexAlgebra) -> Band:
-    """The band that the mask operand of an attention describes, whatever the length; raises Unproven."""
-    band = CAUSAL if is_causal else FULL
-    if mask is None:
-        return band
+def prove_mask(mask: fx.Node, algebra: IndexAlgebra, frame: Frame | None = None) -> tuple[Band, bool]:
+    """The band that a mask, boolean or additive, describes whatever the length, and whether it hides softly: by large
+    negative numbers, of which a row that sees nothing else sees the mean.  Raises Unproven.
+
+    frame: of the mask's dims; None where its last two are queries and keys."""
+    value = _value(mask, algebra)
+    band = _band(_visible(value, mask), *_coordinates(mask, frame), mask)
+    soft = _hides_softly(value)
+    if soft and not shows_itself(band):
+        raise Unproven(mask, "some row sees nothing, and a finite number added to all its scores hides none of them")
+    return band, soft
+
+
+def prove_condition(node: fx.Node, negated: bool, algebra: IndexAlgebra, frame: Frame) -> Band:
+    """The band where `node`, boolean or a number that is not 0, is true, or (negated) where it is not."""
+    value = as_condition(_value(node, algebra))
+    visible = cast(Boolean, sympy.Not(value)) if negated else value
+    return _band(visible, *_coordinates(node, frame), node)
+
+
+def shows_itself(band: Band) -> bool:
+    """Whether position i sees position i."""
+    return not (_negative(band.left) or _negative(band.right))
+
+
+def _value(node: fx.Node, algebra: IndexAlgebra) -> Value:
     try:
-        value = algebra.value(mask)
+        return algebra.value(node)
     except Opaque as opaque:
         raise Unproven(opaque.node, opaque.why) from opaque
-    ndim = len(shape(mask))
-    band &= _band(_visible(value, mask), coordinate(ndim - 2), coordinate(ndim - 1), mask)
-    if _hides_softly(value) and (_negative(band.left) or _negative(band.right)):
-        raise Unproven(mask, "some row sees nothing, and a finite number added to all its scores hides none of them")
-    return band
 
 
-def prove_open(mask: fx.Node | None, is_causal: bool, algebra: IndexAlgebra) -> bool:
-    """Whether the mask operand lets every query see every key, whatever the length: `c3 <= c2 + S` of S + 1 keys."""
-    if mask is None or is_causal:
-        return not is_causal
+def _coordinates(node: fx.Node, frame: Frame | None) -> tuple[sympy.Symbol, sympy.Symbol]:
+    """Of queries and of keys.  A value that does not depend on one of them gets a coordinate that it does not have."""
+    frame = (None,) * (len(shape(node)) - 2) + (QUERIES, KEYS) if frame is None else frame
+    query, key = (frame.index(axis) if axis in frame else _ABSENT + axis for axis in (QUERIES, KEYS))
+    return coordinate(query), coordinate(key)
+
+
+_ABSENT = 100  # no tensor has so many dims
+
+
+def shows_all(node: fx.Node, negated: bool, algebra: IndexAlgebra) -> bool:
+    """Whether a condition holds for all coordinates, whatever the length: `c3 <= c2 + S` where there are S + 1 keys."""
     try:
-        visible = _visible(algebra.value(mask), mask)
-    except (Opaque, Unproven):
+        value = as_condition(_value(node, algebra))
+    except Unproven:
         return False
-    last = {coordinate(dim): size - 1 for dim, size in enumerate(shape(mask))}
-    return all(_always(term, last) for term in sympy.And.make_args(visible))
+    last = {coordinate(dim): size - 1 for dim, size in enumerate(shape(node))}
+    return all(_always(term, last) for term in sympy.And.make_args(sympy.Not(value) if negated else value))
 
 
 def _always(term: sympy.Basic, last: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
@@ -161,12 +186,3 @@ _FLIPPED: dict[type[_Comparison], type[_Comparison]] = {
     sympy.Lt: sympy.Gt,
     sympy.Gt: sympy.Lt,
 }
-
-
-def explain(unproven: Unproven, attention: fx.Node) -> Refusal:
-    """The refusal for an attention whose mask could not be proven."""
-    return refusal(
-        attention,
-        f"its mask is not proven to depend on key - query alone: {unproven.why} (at {unproven.node.name})",
-        "use is_causal=True, or a mask built from positions by comparisons; padding and packing masks come later",
-    )

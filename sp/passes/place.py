@@ -28,6 +28,7 @@ from sp.passes.placements import Placements, carries_gradients, is_differentiabl
 from sp.passes.refusals import Refusals, read_by_refused
 from sp.passes.rule_table import CREATIONS, find_rule, passes_through
 from sp.passes.rules import TRAVELS, Case, Refused, Ruling
+from sp.passes.score_sources import is_stored
 from sp.program import Placement, Program, Replicated, Sharded
 
 
@@ -126,6 +127,9 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
     if sum(map(program.holds_sequence, shape(node))) > 1:
         if node in found.moot:
             found.unknown.add(node)
+            return
+        if is_stored(node):  # a view of what is there anyway, for an attention to cut
+            found.natural[node] = Replicated()
             return
         raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
     if op_name(node) in CREATIONS:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 
-def draw(example: Tensor, dim: int | None, length: int, generator: torch.Generator | None = None) -> Tensor:
-    """A tensor of `length` along `dim` (None: of the example's shape) whose elements are drawn from the example's.
+def draw(example: Tensor, lengths: Mapping[int, int], generator: torch.Generator | None = None) -> Tensor:
+    """A tensor whose dims have these `lengths` (the others: the example's), its elements drawn from the example's.
 
     Floating ones are moved by up to a thousandth, so that no two are alike.  generator: on the CPU, as the example."""
-    shape = list(example.shape)
-    if dim is not None:
-        shape[dim] = length
+    shape = [lengths.get(dim, size) for dim, size in enumerate(example.shape)]
     if not example.numel():
         return example.new_zeros(shape)
     count = int(torch.Size(shape).numel())

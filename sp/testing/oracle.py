@@ -99,7 +99,7 @@ def check_rule(
         raise ValueError(f"none of the lengths {list(lengths)} is within {low} … {high or '∞'}, for which {fn} holds")
     verdict = Verdict({})
     for length in fitting:
-        inputs = [draw(arg, dim, length) for arg, dim in zip(args, dims, strict=True)]
+        inputs = [draw(arg, {} if dim is None else {dim: length}) for arg, dim in zip(args, dims, strict=True)]
         verdict = check_program(program, inputs, world=world, layouts=layouts)
     return verdict
 

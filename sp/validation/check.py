@@ -107,8 +107,8 @@ class _Given:
     def untouched(self, model: nn.Module, lengths: Lengths, options: Options) -> Request:
         """The call with memory that nobody writes to: capture reads shapes and dtypes only."""
         tensors: list[Tensor] = []
-        for given, dim, length in self._resized(lengths):
-            sizes = [length if dim == place else size for place, size in enumerate(given.shape)]
+        for given, resized in self._resized(lengths):
+            sizes = [resized.get(dim, size) for dim, size in enumerate(given.shape)]
             tensors.append(torch.empty(sizes, dtype=given.dtype, requires_grad=given.requires_grad))
         args, kwargs = self.request.call.rebuild(tensors)
         return Request.of(model, args, kwargs, options.sequence_dim)
@@ -118,16 +118,16 @@ class _Given:
         seed = zlib.crc32(f"{self.request.call.names} {lengths}".encode())
         generator = torch.Generator().manual_seed(seed)
         drawn = [
-            draw(given.detach(), dim, length, generator).requires_grad_(given.requires_grad)
-            for given, dim, length in self._resized(lengths)
+            draw(given.detach(), resized, generator).requires_grad_(given.requires_grad)
+            for given, resized in self._resized(lengths)
         ]
         return Trial(lengths, seed, self.request.call.names, tuple(drawn), outputs)
 
-    def _resized(self, lengths: Lengths) -> Iterator[tuple[Tensor, int | None, int]]:
-        """Each tensor of the example, where its sequence is, and how long that shall be."""
+    def _resized(self, lengths: Lengths) -> Iterator[tuple[Tensor, dict[int, int]]]:
+        """Each tensor of the example, and how long the dims shall be in which its sequences are."""
         known = self.request.lengths
-        for given, dim in zip(self.request.tensors, self.request.dims, strict=True):
-            yield given, dim, lengths[0 if dim is None else known.index(given.shape[dim])]
+        for given, dims in zip(self.request.tensors, self.request.dims, strict=True):
+            yield given, {dim: lengths[known.index(given.shape[dim])] for dim in dims}
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def captured(makers: Mapping[str, MaskMaker], least: int = 6) -> dict[str, fx.No
 
 def prove(node: fx.Node, algebra: IndexAlgebra) -> Proof:
     try:
-        return Proof(prove_mask(node, False, algebra))
+        return Proof(prove_mask(node, algebra)[0])
     except Unproven as unproven:
         return Proof(None, unproven.why, unproven.node.name)
 

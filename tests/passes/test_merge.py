@@ -11,8 +11,7 @@ from torch import Tensor
 from sp.passes import pipeline
 from sp.passes.fxtools import named, op_name
 from tests.passes.exact import STRATEGIES, check_forward
-from tests.passes.programs import IDS_BS, Small, program_of
-from tests.passes.test_attention import refusals, rewritten
+from tests.passes.programs import IDS_BS, Small, program_of, rewritten
 
 sdpa = F.scaled_dot_product_attention
 
@@ -80,14 +79,28 @@ def test_program() -> None:
     assert "sp.unshard" not in {op for value, op in reasons.items() if value != "add_2"}, "keys do not travel"
 
 
-REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
-    "causal": lambda x: sdpa(x[:, :, :2], x, x, is_causal=True),
-    "window": lambda x: sdpa(x[:, :, -1:], x, x, attn_mask=torch.arange(x.shape[2])[None] > 3),
+MASKS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "causal": ("a = le.Tensor(j, i) -> visible=a", lambda x: sdpa(x[:, :, :2], x, x, is_causal=True)),
+    "of keys": (
+        "l0:k -> visible=l0",
+        lambda x: sdpa(x[:, :, -1:], x, x, attn_mask=torch.arange(x.shape[2])[None] > 3),
+    ),
+    "of both": (
+        "l0:qk -> bias=l0",
+        lambda x: sdpa(x[:, :, :2], x, x, attn_mask=torch.arange(x.shape[2]) * torch.ones(2, 1)),
+    ),
+    "open": (
+        "",
+        lambda x: sdpa(
+            x[:, :, -1:], x, x, attn_mask=torch.arange(x.shape[2])[None] <= torch.arange(1) + x.shape[2] - 1
+        ),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
-    text = refusals(rewritten(REFUSED[name]))
-    assert "it hides keys from queries that are of no sequence" in text
-    assert "remedy:" in text
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_are_leaves(name: str) -> None:
+    """What hides nothing is proven to; everything else is evaluated, since there is no band to compare with."""
+    text, way = MASKS[name]
+    (call,) = [node for node in rewritten(way).graph.nodes if op_name(node) == "sp.attention"]
+    assert (named(call)["mask"], named(call)["score"]) == ("full", text)

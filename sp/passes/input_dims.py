@@ -1,0 +1,89 @@
+"""Where the sequences of a call are: which dims of each input hold one, and how long they are.
+
+input_ids [2, 64], attention_mask [2, 1, 64, 64]     →     (1,), (2, 3)     one sequence, of 64 tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from sp.errors import InputError
+from sp.passes.call import Call
+
+SequenceDim = int | Mapping[str, int | Sequence[int]]
+Dims = tuple[int, ...]
+
+
+def sequence_dims(call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim) -> list[Dims]:
+    """Which dims of each input hold a sequence: none, one, or the two of a mask of queries and keys.
+
+    One number for all inputs leaves out those that have no such dim, and those that have one element there, as a number
+    for each row has.  Of inputs [batch, heads, queries, keys] whose last two dims are as long as the sequences of the
+    others, it means these two."""
+    if isinstance(sequence_dim, Mapping):
+        _check_names(call, sequence_dim)
+        named = ((name, tensor, sequence_dim.get(name)) for name, tensor in zip(call.names, tensors, strict=True))
+        return [() if dims is None else _checked(name, tensor, dims) for name, tensor, dims in named]
+    single = [(sequence_dim % x.ndim,) if -x.ndim <= sequence_dim < x.ndim else () for x in tensors]
+    lengths = {x.shape[dims[0]] for x, dims in zip(tensors, single, strict=True) if dims and x.ndim < _MASK_DIMS}
+    dims = [(2, 3) if _is_mask(x, its, lengths) else its for x, its in zip(tensors, single, strict=True)]
+    longer = any(x.shape[dim] > 1 for x, its in zip(tensors, dims, strict=True) for dim in its)
+    if not longer:
+        return dims
+    return [tuple(dim for dim in its if x.shape[dim] > 1) for x, its in zip(tensors, dims, strict=True)]
+
+
+_MASK_DIMS = 4
+
+
+def _is_mask(tensor: torch.Tensor, dims: Dims, lengths: set[int]) -> bool:
+    if tensor.ndim != _MASK_DIMS or tensor.shape[2] == 1 or tensor.shape[3] == 1:
+        return False
+    elsewhere = all(tensor.shape[dim] not in lengths or dim in (2, 3) for dim in dims)
+    return elsewhere and tensor.shape[2] in lengths and tensor.shape[3] in lengths
+
+
+def _checked(name: str, tensor: torch.Tensor, dims: int | Sequence[int]) -> Dims:
+    given = (dims,) if isinstance(dims, int) else tuple(dims)
+    wrong = [dim for dim in given if not -tensor.ndim <= dim < tensor.ndim]
+    if wrong:
+        raise InputError(f"sequence_dim {wrong[0]} of {name!r} is out of range for shape {tuple(tensor.shape)}")
+    if len(given) > 2 or len({dim % tensor.ndim for dim in given}) < len(given):
+        raise InputError(
+            f"sequence_dim of {name!r} is {given}", needed="one dim, or the two dims of a mask: queries and keys"
+        )
+    return tuple(dim % tensor.ndim for dim in given)
+
+
+def _check_names(call: Call, sequence_dim: Mapping[str, object]) -> None:
+    unknown = set(sequence_dim) - set(call.names)
+    if unknown:
+        raise InputError(
+            f"sequence_dim names {sorted(unknown)}, which this call does not pass",
+            needed=f"names among: {', '.join(call.names)}",
+        )
+
+
+def sequence_lengths(call: Call, tensors: Sequence[torch.Tensor], dims: Sequence[Dims]) -> tuple[int, ...]:
+    """The lengths of the sequences among the inputs, in their order.  Inputs of one length share a sequence."""
+    lengths = [tensor.shape[dim] for tensor, its in zip(tensors, dims, strict=True) for dim in its]
+    if not lengths:
+        raise InputError(
+            f"no input has a sequence dim: {shapes(call, tensors)}",
+            remedy="pass sequence_dim={'input_ids': 1, …} naming the inputs that hold the sequence",
+        )
+    return tuple(dict.fromkeys(lengths))
+
+
+def shapes(call: Call, tensors: Sequence[torch.Tensor]) -> str:
+    """The inputs with their shapes, for people."""
+    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(call.names, tensors, strict=True))
+
+
+def batch_dim(tensor: torch.Tensor, dims: Dims) -> int | None:
+    """The first dim that holds no sequence counts as batch, if any.  A batch of 1 is captured as such: torch.export
+    proves a symbolic size from 2 on, and models do ask whether it is 1."""
+    free = [dim for dim in range(tensor.ndim) if dim not in dims]
+    return free[0] if free and dims else None

@@ -1,0 +1,100 @@
+"""A score bound to its leaves and to the plan of one rank, and cut to the tiles against one source rank.
+
+B batch · H query heads · S local queries
+
+Leaves are whole: replicated on every rank and of global length, so that each rank can cut them for its own queries and
+for the keys of any source, and all ranks decide alike what is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sp.plan import Plan, Tile, count_steps
+from sp.runtime.merge import accumulation_dtype
+from sp.runtime.scores.evaluate import evaluate
+from sp.runtime.scores.gradients import sweep
+from sp.runtime.scores.leaves import check_leaves, known_values, positions_of
+from sp.runtime.scores.tile import Piece, TileScore, add_gradients, trained
+from sp.score import Score
+
+
+@dataclass(frozen=True, eq=False)
+class BoundScore:
+    """`score` with its global `leaves`, for one rank's `plan`.
+
+    device: of q.  block: how many rows and columns are at least skipped together."""
+
+    score: Score
+    leaves: tuple[Tensor, ...]
+    plan: Plan
+    device: torch.device
+    block: int = 256
+
+    @staticmethod
+    def bind(text: str, leaves: Sequence[Tensor], plan: Plan, device: torch.device, block: int = 256) -> BoundScore:
+        """From the text of a score and its global leaves, which are asserted to lie in the frame."""
+        score = Score.parse(text)
+        check_leaves(score, leaves, plan.length, plan.keys)
+        return BoundScore(score, tuple(x.detach() for x in leaves), plan, device, block)
+
+    def against(self, source: int) -> SourceScore:
+        """The score against the keys of rank `source`."""
+        keys = self.plan.layout.runs(self.plan.keys, source, self.plan.world)
+        return SourceScore(self, self.rows_S, positions_of(keys, self.device))
+
+    def count_steps(self) -> int:
+        """How many steps a ring needs until no rank has work left: the same on all ranks."""
+        return count_steps(self.plan)
+
+    def sink(self) -> Tensor | None:
+        """The scores of one more key for the local queries, [B or 1, H or 1, S or 1, 1]; None if there is no such key."""
+        return None if self.score.sink is None else self._sink_values()[self.score.sink]
+
+    def empty_gradients(self) -> list[Tensor]:
+        """Zeros for the gradients of all leaves that train, in the dtype of sums; nothing for the other leaves."""
+        return [
+            torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)) if leaf.trains else x.new_empty(0)
+            for leaf, x in zip(self.score.leaves, self.leaves, strict=True)
+        ]
+
+    def add_sink_gradient(self, totals: list[Tensor], grad_BHS1: Tensor) -> None:
+        """Add the leaves' part of the gradient of `sink()` to `totals`."""
+        assert self.score.sink is not None, "this score has no sink"
+        grads = sweep(self.score, self._sink_values(), {self.score.sink: grad_BHS1}, trained(self.score))
+        add_gradients(self.score, grads, totals, self.rows_S, None)
+
+    @cached_property
+    def rows_S(self) -> Tensor:
+        """The global positions of the local queries."""
+        queries = self.plan.queries.runs(self.plan.length, self.plan.rank, self.plan.world)
+        return positions_of(queries, self.device)
+
+    def _sink_values(self) -> dict[str, Tensor]:
+        wanted = [self.score.sink or ""]
+        return evaluate(self.score, known_values(self.score, self.leaves, self.rows_S, None, wanted), wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class SourceScore:
+    """A bound score for the local queries at `rows_S` and the keys of one source at `columns_T`."""
+
+    bound: BoundScore
+    rows_S: Tensor
+    columns_T: Tensor
+
+    def cut(self, tile: Tile) -> tuple[Piece, ...]:
+        """Pieces that cover each visible pair of the tile once; hidden ones are left out."""
+        score = self.bound.score
+        if score.score is None and score.bias is None and score.visible is None:
+            return (Piece(tile),)
+        return (Piece(tile, self._tile_score(tile)),)
+
+    def _tile_score(self, tile: Tile) -> TileScore:
+        rows_R, columns_C = self.rows_S[tile.q0 : tile.q1], self.columns_T[tile.k0 : tile.k1]
+        return TileScore(self.bound.score, self.bound.leaves, rows_R, columns_C)

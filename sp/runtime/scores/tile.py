@@ -1,0 +1,108 @@
+"""The score on the rows and columns of one piece: what a kernel adds to, or computes from, the scores of the piece.
+
+B batch · H query heads · R rows, C columns of the piece
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sp.plan import Tile
+from sp.runtime.scores.evaluate import evaluate
+from sp.runtime.scores.gradients import sweep
+from sp.runtime.scores.leaves import add_to_leaf, known_values
+from sp.score import SCORE, Score
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tile of the plan, its band counted from its own first row and column.
+
+    score: what changes its scores; None where nothing does, so that it is a tile like any other."""
+
+    tile: Tile
+    score: TileScore | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TileScore:
+    """`score` with its global `leaves`, for the queries and keys at the global positions `rows_R` and `columns_C`."""
+
+    score: Score
+    leaves: tuple[Tensor, ...]
+    rows_R: Tensor
+    columns_C: Tensor
+
+    @property
+    def form(self) -> Literal["added", "function"]:
+        """added: it is a tensor that is added to the scores and does not train, so that flash attention takes it."""
+        return form_of(self.score)
+
+    def added(self, dtype: torch.dtype) -> Tensor:
+        """What the scores get added: 0, bias or -inf, in `dtype`.  Broadcasts to BHRC; the band is not in it."""
+        assert self.form == "added", "a score that is a function of the scores, or trains, is no tensor to add"
+        values = self._values(())
+        bias, visible = values.get(self.score.bias or ""), values.get(self.score.visible or "")
+        added = rows_and_columns(self.rows_R, self.columns_C, dtype) if bias is None else bias.to(dtype)
+        return added if visible is None else torch.where(visible, added, -torch.inf)
+
+    def apply(self, s_BHRC: Tensor) -> Tensor:
+        """The new scores, in the dtype of the scaled scores `s`, which are left as they are; the band is not applied."""
+        return self._apply(s_BHRC, self._values((s_BHRC,)))
+
+    def gradient(self, s_BHRC: Tensor, grad_BHRC: Tensor, totals: list[Tensor]) -> Tensor:
+        """The gradient of `s`, given that of the new scores; adds those of the leaves that train to `totals`.
+
+        totals: as `BoundScore.empty_gradients` makes them."""
+        values = self._values((s_BHRC,))
+        visible = values.get(self.score.visible or "")
+        if visible is not None:
+            grad_BHRC = torch.where(visible, grad_BHRC, 0.0)
+        seeds = {name: grad_BHRC for name in (self.score.bias, self.score.score or SCORE) if name is not None}
+        grads = sweep(self.score, values, seeds, (SCORE, *trained(self.score)))
+        add_gradients(self.score, grads, totals, self.rows_R, self.columns_C)
+        return grads[SCORE] if SCORE in grads else torch.zeros_like(s_BHRC)
+
+    def _values(self, s_BHRC: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        wanted = [name for name in (self.score.visible, self.score.bias, self.score.score) if name is not None]
+        known = known_values(self.score, self.leaves, self.rows_R, self.columns_C, wanted)
+        return evaluate(self.score, {**known, **{SCORE: s for s in s_BHRC}}, wanted)
+
+    def _apply(self, s_BHRC: Tensor, values: dict[str, Tensor]) -> Tensor:
+        new_BHRC = values[self.score.score or SCORE]
+        if self.score.bias is not None:
+            new_BHRC = new_BHRC + values[self.score.bias]
+        if self.score.visible is not None:
+            new_BHRC = torch.where(values[self.score.visible], new_BHRC, -torch.inf)
+        return new_BHRC.to(s_BHRC.dtype).expand_as(s_BHRC)
+
+
+def form_of(score: Score) -> Literal["added", "function"]:
+    """See `TileScore.form`."""
+    reached = score.reach([name for name in (score.bias, score.visible) if name is not None])
+    plain = score.score is None and SCORE not in reached and reached.isdisjoint(trained(score))
+    return "added" if plain else "function"
+
+
+def trained(score: Score) -> tuple[str, ...]:
+    """The names of the leaves that train."""
+    return tuple(f"l{index}" for index, leaf in enumerate(score.leaves) if leaf.trains)
+
+
+def add_gradients(
+    score: Score, grads: dict[str, Tensor], totals: list[Tensor], rows_R: Tensor, columns_C: Tensor | None
+) -> None:
+    """Add the gradients of cut leaves to those of the whole ones."""
+    for index, leaf in enumerate(score.leaves):
+        if leaf.trains and f"l{index}" in grads:
+            add_to_leaf(leaf, totals[index], grads[f"l{index}"], rows_R, columns_C)
+
+
+def rows_and_columns(rows_R: Tensor, columns_C: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros of the frame."""
+    return torch.zeros((1, 1, len(rows_R), len(columns_C)), dtype=dtype, device=rows_R.device)
