@@ -86,6 +86,11 @@ class Plan:
         return sum(tile.area for step in self.steps for tile in step.tiles)
 
     @property
+    def counts_queries(self) -> bool:
+        """Whether this rank accounts for what belongs to its queries: of those that every rank has, the first does."""
+        return self.queries is not WHOLE or self.rank == 0
+
+    @property
     def local(self) -> tuple[int, int]:
         """How many queries and keys this rank has."""
         queries = self.queries.local_length(self.length, self.rank, self.world)
@@ -177,6 +182,13 @@ def trim(tile: Tile) -> Tile | None:
         None if lower <= 1 - rows else lower,
         None if upper >= columns - 1 else upper,
     )
+
+
+def within(tile: Tile, q0: int, q1: int, k0: int, k1: int) -> Tile | None:
+    """The part of `tile` in the given rows and columns of it; None when it sees nothing there."""
+    shift = (q0 - tile.q0) - (k0 - tile.k0)
+    lower, upper = (None if bound is None else bound + shift for bound in (tile.lower, tile.upper))
+    return trim(Tile(q0, q1, k0, k1, lower, upper))
 
 
 def _pairs_up_to(rows: int, columns: int, upper: int) -> int:

@@ -22,6 +22,8 @@ from functools import lru_cache
 POSITIONS = ("i", "j")
 SCORE = "s"
 LOOKUP = "lookup"
+# Every finite value that models add to hide a position (finfo.min of the 16-bit formats and wider) is below this.
+HIDDEN_BELOW = -60000
 _ROLES = ("visible", "bias", "score", "sink")
 _FORMS = ("", "q", "k", "qk", "table")
 

@@ -25,6 +25,7 @@ from sympy.logic.boolalg import Boolean, BooleanAtom, BooleanFunction
 from torch import fx
 
 from sp.passes.fxtools import expression, op_name, positional, shape, tensor
+from sp.score import HIDDEN_BELOW
 
 Value = sympy.Expr | Boolean
 
@@ -104,8 +105,6 @@ def _degree(amount: sympy.Expr) -> int:
     return sympy.Poly(plain).total_degree() if plain.is_polynomial() else sys.maxsize
 
 
-# Every finite value that models add to hide a position (finfo.min of the 16-bit formats and wider) is below this.
-HIDDEN_BELOW = -60000
 # Whole numbers up to these are exact.
 EXACT_BELOW = {
     torch.float64: 2**53,

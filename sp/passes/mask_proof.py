@@ -21,7 +21,6 @@ from sp.mask import FULL, Band
 from sp.passes.frames import KEYS, QUERIES, Frame
 from sp.passes.fxtools import shape
 from sp.passes.index_algebra import (
-    HIDDEN_BELOW,
     IndexAlgebra,
     Opaque,
     Value,
@@ -32,6 +31,7 @@ from sp.passes.index_algebra import (
     first_true,
     is_condition,
 )
+from sp.score import HIDDEN_BELOW
 
 _Comparison = sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt | sympy.Eq
 

@@ -34,6 +34,12 @@ class Accumulator:
         rows = (2, q0, q1 - q0)
         _merge(out_BHSE.narrow(*rows), lse_BHS.narrow(*rows), out_BHPE.to(dtype), lse_BHP.to(dtype))
 
+    def add_sink(self, sink_BHS1: Tensor) -> None:
+        """Add one more key, of the value zero, with these scores [B or 1, H or 1, S or 1, 1].  The last part of all."""
+        out_BHSE, lse_BHS = self.state()
+        zero = out_BHSE.new_zeros(()).expand_as(out_BHSE)
+        _merge(out_BHSE, lse_BHS, zero, sink_BHS1.squeeze(-1).to(lse_BHS.dtype).expand_as(lse_BHS))
+
     def finish(self) -> tuple[Tensor, Tensor]:
         """out_BHSE in the dtype of q, laid out [B, S, H, E]; lse_BHS contiguous."""
         out_BHSE, lse_BHS = self.state()

@@ -22,14 +22,24 @@ from sp.runtime.comm import World, all_gather
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator
 from sp.runtime.ring import attend
+from sp.runtime.scores import BoundScore
+from sp.runtime.sink import with_sink
 
 
 def partials_forward(
-    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, kernel: Kernel, scale: float, world: World
+    q_BHSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
 ) -> tuple[Tensor, Tensor]:
     """out_BHSE and lse_BHS of all queries over all ranks' keys, on every rank."""
-    mine = attend(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world)
-    return mine.finish() if world.size == 1 else _merged(mine, q_BHSD, world).finish()
+    mine = attend(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world, score)
+    total = mine if world.size == 1 else _merged(mine, q_BHSD, world)
+    return with_sink(total, score).finish()
 
 
 def _merged(mine: Accumulator, q_BHSD: Tensor, world: World) -> Accumulator:

@@ -24,6 +24,9 @@ from sp.plan import Plan, Step, Tile, count_steps
 from sp.runtime.comm import Exchange, World, post_exchange
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator, accumulation_dtype
+from sp.runtime.scores import BoundScore, Piece
+from sp.runtime.sink import add_sink_gradient, with_sink
+
 
 _KEYS, _GRADIENTS = 0, 1  # tags: both are under way at the same time
 
@@ -40,45 +43,76 @@ class Saved:
 
 
 def ring_forward(
-    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, kernel: Kernel, scale: float, world: World
+    q_BHSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
 ) -> tuple[Tensor, Tensor]:
-    """out_BHSE in q's dtype, laid out [B, S, H, E], and lse_BHS of the local queries over all ranks' keys."""
-    return attend(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world).finish()
+    """out_BHSE in q's dtype, laid out [B, S, H, E], and lse_BHS of the local queries over all ranks' keys.
+
+    score: what changes the scores inside of the plan's mask; None for nothing."""
+    return with_sink(attend(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world, score), score).finish()
 
 
 def attend(
-    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, kernel: Kernel, scale: float, world: World
+    q_BHSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
 ) -> Accumulator:
-    """The local queries over all keys that the steps of the plan bring here."""
+    """The local queries over all keys that the steps of the plan bring here; no sink yet."""
     total = Accumulator(q_BHSD, v_BGSE.shape[3])
-    for step, k_BGTD, v_BGTE in _travel(k_BGSD, v_BGSE, plan, world):
-        for piece in _pieces(step, kernel):
-            q, k, v = _rows(piece, q_BHSD), _columns(piece, k_BGTD), _columns(piece, v_BGTE)
-            total.merge(piece.q0, piece.q1, *kernel.forward(q, k, v, piece, scale))
+    for step, k_BGTD, v_BGTE in _travel(k_BGSD, v_BGSE, plan, _steps(plan, score), world):
+        for piece in _pieces(step, kernel, q_BHSD.device.type, score):
+            tile = piece.tile
+            q, k, v = _rows(tile, q_BHSD), _columns(tile, k_BGTD), _columns(tile, v_BGTE)
+            total.merge(tile.q0, tile.q1, *kernel.forward(q, k, v, tile, scale, piece.score))
     return total
 
 
 def ring_backward(
-    grad_BHSE: Tensor, saved: Saved, plan: Plan, kernel: Kernel, scale: float, world: World
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of the local tokens, in the dtypes of q, k, v and laid out [B, S, heads, size]."""
+    grad_BHSE: Tensor,
+    saved: Saved,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """dq, dk, dv of the local tokens, in the dtypes of q, k, v and laid out [B, S, heads, size].
+
+    And of each leaf of the score that trains, this rank's part of its gradient, in the dtype of sums; for other leaves
+    an empty tensor."""
     batch, heads, length, size = saved.q_BHSD.shape
     dtype = accumulation_dtype(saved.q_BHSD.dtype)
     dq_BHSD = saved.q_BHSD.new_zeros((batch, length, heads, size), dtype=dtype).transpose(1, 2)
-    homeward = _Homeward(saved.k_BGSD, saved.v_BGSE, plan, world)
-    for step, k_BGTD, v_BGTE in _travel(saved.k_BGSD, saved.v_BGSE, plan, world):
+    totals = [] if score is None else score.empty_gradients()
+    steps = _steps(plan, score)
+    homeward = _Homeward(saved.k_BGSD, saved.v_BGSE, plan, steps, world)
+    for step, k_BGTD, v_BGTE in _travel(saved.k_BGSD, saved.v_BGSE, plan, steps, world):
         parts: list[tuple[Tile, Tensor, Tensor]] = []
-        for piece in _pieces(step, kernel):
-            grad, q, out = (_rows(piece, x) for x in (grad_BHSE, saved.q_BHSD, saved.out_BHSE))
-            k, v, lse = _columns(piece, k_BGTD), _columns(piece, v_BGTE), _rows(piece, saved.lse_BHS)
-            dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, piece, scale)
-            _rows(piece, dq_BHSD).add_(dq)
-            parts.append((piece, dk, dv))
+        for piece in _pieces(step, kernel, saved.q_BHSD.device.type, score):
+            tile = piece.tile
+            grad, q, out, lse = (_rows(tile, x) for x in (grad_BHSE, saved.q_BHSD, saved.out_BHSE, saved.lse_BHS))
+            k, v = _columns(tile, k_BGTD), _columns(tile, v_BGTE)
+            dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, tile, scale, piece.score, totals)
+            _rows(tile, dq_BHSD).add_(dq)
+            parts.append((tile, dk, dv))
         homeward.add(step, parts)
+    if score is not None and plan.counts_queries:
+        add_sink_gradient(grad_BHSE, saved.out_BHSE, saved.lse_BHS, score, totals)
     dk_BGSD, dv_BGSE = homeward.finish()
     # dk and dv are copied in any case: they share the buffer that travelled, and an operator's results may share none.
     dk_BGSD, dv_BGSE = dk_BGSD.to(saved.k_BGSD.dtype, copy=True), dv_BGSE.to(saved.v_BGSE.dtype, copy=True)
-    return dq_BHSD.to(saved.q_BHSD.dtype), dk_BGSD, dv_BGSE
+    return dq_BHSD.to(saved.q_BHSD.dtype), dk_BGSD, dv_BGSE, totals
 
 
 @dataclass(frozen=True)
@@ -111,9 +145,10 @@ class _Flight:
         return self.block
 
 
-def _travel(k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, world: World) -> Iterator[tuple[Step, Tensor, Tensor]]:
+def _travel(
+    k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, steps: tuple[Step, ...], world: World
+) -> Iterator[tuple[Step, Tensor, Tensor]]:
     """Each step with the keys and values of its source.  The next ones are under way while the caller computes."""
-    steps = plan.steps[: count_steps(plan)]
     k_BGTD, v_BGTE, block = k_BGSD, v_BGSE, None
     for step, following in zip(steps, (*steps[1:], None), strict=True):
         flight = None
@@ -130,9 +165,9 @@ def _travel(k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, world: World) -> Iterato
 class _Homeward:
     """The sums of dk and dv of the source whose keys are here; they follow the keys and end at their owner."""
 
-    def __init__(self, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, world: World) -> None:
+    def __init__(self, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, steps: tuple[Step, ...], world: World) -> None:
         self._k_BGSD, self._v_BGSE, self._plan, self._world = k_BGSD, v_BGSE, plan, world
-        self._steps = iter(plan.steps[1 : count_steps(plan)])
+        self._following = iter(steps[1:])
         self._sums = self._empty(world.rank)
         self._sums.flat.zero_()
         self._flight: _Flight | None = None
@@ -144,7 +179,7 @@ class _Homeward:
         for piece, dk, dv in parts:
             _columns(piece, self._sums.k_BGTD).add_(dk)
             _columns(piece, self._sums.v_BGTE).add_(dv)
-        following = next(self._steps, None)
+        following = next(self._following, None)
         if following is not None:
             self._flight = _send(self._sums, self._empty(following.source), 1, _GRADIENTS, self._world)
         elif step.source != self._world.rank:
@@ -174,8 +209,20 @@ def _packed(k_BGSD: Tensor, v_BGSE: Tensor) -> _Block:
     return block
 
 
-def _pieces(step: Step, kernel: Kernel) -> Iterator[Tile]:
-    return (piece for tile in step.tiles for piece in kernel.cut(tile))
+def _steps(plan: Plan, score: BoundScore | None) -> tuple[Step, ...]:
+    """Those in which any rank has work: a ring ends early under a narrow window, on all ranks at once."""
+    return plan.steps[: count_steps(plan) if score is None else score.count_steps()]
+
+
+def _pieces(step: Step, kernel: Kernel, device: str, score: BoundScore | None) -> Iterator[Piece]:
+    """What the kernel is called on: where a score changes nothing, pieces of the kernel's own choice."""
+    source = None if score is None else score.against(step.source)
+    for tile in step.tiles:
+        for piece in (Piece(tile),) if source is None else source.cut(tile):
+            if piece.score is not None:
+                yield piece
+            else:
+                yield from map(Piece, kernel.cut(piece.tile, device))
 
 
 def _rows(piece: Tile, x: Tensor) -> Tensor:

@@ -14,19 +14,26 @@ from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
 from sp.runtime.partials import partials_forward
 from sp.runtime.ring import Saved, ring_backward, ring_forward
+from sp.runtime.scores import BoundScore
+
+Forward = Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor]]
+Backward = Callable[
+    [Tensor, Saved, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor, Tensor, list[Tensor]]
+]
 
 
 @dataclass(frozen=True)
 class Transport:
     """plan(layout, mask, length, world, rank, keys): what a rank computes.
-    forward(q, k, v, plan, kernel, scale, world): out, lse.  backward(grad_out, saved, plan, …): dq, dk, dv.
+    forward(q, k, v, plan, kernel, scale, world, score): out, lse.
+    backward(grad_out, saved, plan, …): dq, dk, dv, and the gradients of the score's leaves.
 
-    All tensors are local; out, dq, dk, dv are laid out [B, S, heads, size]."""
+    All tensors but leaves are local; out, dq, dk, dv are laid out [B, S, heads, size]."""
 
     name: str
     plan: Callable[[str, Band, int, int, int, int], Plan]
-    forward: Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World], tuple[Tensor, Tensor]]
-    backward: Callable[[Tensor, Saved, Plan, Kernel, float, World], tuple[Tensor, Tensor, Tensor]]
+    forward: Forward
+    backward: Backward
 
 
 TRANSPORTS = {

@@ -104,3 +104,24 @@ def test_masks_are_leaves(name: str) -> None:
     text, way = MASKS[name]
     (call,) = [node for node in rewritten(way).graph.nodes if op_name(node) == "sp.attention"]
     assert (named(call)["mask"], named(call)["score"]) == ("full", text)
+
+
+def hidden(m: Small, ids: Tensor) -> Tensor:
+    """Keys hidden by the data, for each row and each query."""
+    x, z = m.e(ids), m.p[None, :3].expand(ids.shape[0], -1, -1)
+    seen = (ids > 2)[:, None, None] & (torch.arange(ids.shape[1]) > torch.arange(3)[:, None])
+    return sdpa(heads(z), heads(x), heads(m.l(x)), attn_mask=seen)
+
+
+def biased(m: Small, ids: Tensor) -> Tensor:
+    """A bias that trains and one of the data, between them a causal mask from the upper left."""
+    x, z = m.e(ids), m.p[None, :3].expand(ids.shape[0], -1, -1)
+    slopes = m.p[:3, :2].t().reshape(1, 2, 3, 1)
+    x = x + sdpa(heads(z), heads(x), heads(x), attn_mask=slopes * ids[:, None, None]).sum()
+    return sdpa(heads(z), heads(x), heads(m.l(x)), is_causal=True)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("forward", [hidden, biased], ids=lambda forward: forward.__name__)
+def test_masks_are_exact(forward: Callable[[Small, Tensor], Any], strategy: str) -> None:
+    check_forward(forward, strategy, lengths=(9, 7))

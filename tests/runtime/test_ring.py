@@ -141,9 +141,9 @@ class Recorder:
             world = find_world(group.group_name)
             plan = make_plan(layout, mask, length, world.size, world.rank)
             q, k, v, grad = make_inputs(plan.layout.local_length(length, world.rank, world.size))
-            out, lse = ring_forward(q, k, v, plan, self.kernel(), SCALE, world)
+            out, lse = ring_forward(q, k, v, plan, self.kernel(), SCALE, world, None)
             count = len(self.events)
-            ring_backward(grad, Saved(q, k, v, out, lse), plan, self.kernel(), SCALE, world)
+            ring_backward(grad, Saved(q, k, v, out, lse), plan, self.kernel(), SCALE, world, None)
             return self.events[:count], self.events[count:]
 
         return run_ranks(world_size, rank)
@@ -191,9 +191,10 @@ def test_a_mask_that_shows_nothing_gives_zeros() -> None:
         world = find_world(group.group_name)
         q, k, v, grad = make_inputs(4)
         plan = make_plan("striped", Band(-99, 99), 8, world.size, world.rank)
-        out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world)
+        out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world, None)
         assert (lse == -torch.inf).all()
-        return [out, *ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world)]
+        *gradients, _ = ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, None)
+        return [out, *gradients]
 
     for found in run_ranks(2, rank):
         assert all((x == 0).all() for x in found)
@@ -219,8 +220,8 @@ def test_no_tensor_is_tokens_by_tokens(mask: Band) -> None:
         plan = make_plan("contiguous", mask, length, world.size, world.rank)
         q, k, v, grad = make_inputs(length // world.size, heads=heads, batch=1, dtype=torch.float32)
         with LargestTensor() as largest:
-            out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world)
-            ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world)
+            out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world, None)
+            ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, None)
         return largest.numel
 
     local = length // 2

@@ -1,6 +1,6 @@
 """Kernels: attention of one tile on one device.  One interface, a table of implementations.
 
-B batch · H query heads · G key/value heads · S query rows of one tile · T its key columns · D head size
+B batch · H query heads · G key/value heads · R query rows, C key columns of one tile · D, E head sizes of k and v
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from sp.errors import StrategyError
 from sp.plan import Tile
 from sp.runtime.kernels import dense, flash
+from sp.runtime.kernels.blockwise import Backward, Forward
 
 
 @dataclass(frozen=True)
@@ -20,17 +21,18 @@ class Kernel:
     """What computes a tile.
 
     check(q, k, v): raises when this kernel cannot compute attention of such tensors; fake tensors will do.
-    cut(tile): the pieces to call it on, which cover the tile once.
-    forward(q, k, v, piece, scale): out_BHSD, lse_BHS over the piece's rows and columns, to which q, k, v are cut.
-    backward(grad_out, q, k, v, out, lse, piece, scale): the piece's parts of dq, dk, dv, given the `out` and `lse` of
-    whole rows.
+    cut(tile, device): the pieces to call it on, which cover the tile once.
+    forward(q, k, v, piece, scale, score): out_BHRE, lse_BHR over the piece's rows and columns, to which q, k, v are
+    cut; score: what changes the scores inside of its band, None for nothing.  Rows that see nothing get 0 and -inf.
+    backward(grad_out, q, k, v, out, lse, piece, scale, score, totals): the piece's parts of dq, dk, dv, given the `out`
+    and `lse` of whole rows; adds to `totals` the gradients of the leaves of the score.
     """
 
     name: str
     check: Callable[[Tensor, Tensor, Tensor], None]
-    cut: Callable[[Tile], tuple[Tile, ...]]
-    forward: Callable[[Tensor, Tensor, Tensor, Tile, float], tuple[Tensor, Tensor]]
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tile, float], tuple[Tensor, Tensor, Tensor]]
+    cut: Callable[[Tile, str], tuple[Tile, ...]]
+    forward: Forward
+    backward: Backward
 
 
 KERNELS = {

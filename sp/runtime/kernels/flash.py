@@ -1,14 +1,12 @@
-"""torch's own FlashAttention, one piece of a tile at a time, on CPU and CUDA.
+"""torch's own FlashAttention, one piece of a tile at a time: alone, or on CPU under a mask.
 
-B batch · H query heads · G key/value heads · S query rows of one piece · T its key columns · D head size
+B batch · H query heads · G key/value heads · R query rows, C key columns of one piece · D, E head sizes of k and v
 
-The two devices differ in their operators and in what these take.  The device of `q` decides; what its operator cannot
-do is refused by `check`, never computed some other way.  Traps, each held off here:
+    full, causal, anticausal                 FlashAttention alone
+    a band, a score that adds (CPU)          FlashAttention under a mask that is added, block of rows by block of rows
+    any other score; a band or score (CUDA)  the dense kernel
 
-* a length of 0 kills the process on CPU, query heads that key heads do not divide give garbage;
-* a last dim whose stride is not 1 is silently wrong on CPU;
-* with unequal lengths `is_causal` means something else on each device: only squares are causal here;
-* logsumexp is laid out [B, S, H] on CPU, and CUDA's backward reads [B, H, S] whatever the strides say.
+What the operator of q's device cannot do at all is refused by `check`.
 """
 
 from __future__ import annotations
@@ -18,96 +16,166 @@ from torch import Tensor
 
 from sp.errors import InputError, StrategyError
 from sp.plan import Tile
-from sp.runtime.kernels import dense
-from sp.runtime.kernels.pieces import cut as cut
-from sp.runtime.kernels.pieces import shape
+from sp.runtime.kernels import blockwise, dense, pieces
+from sp.runtime.kernels.bands import FAINT, faint, hidden
+from sp.runtime.kernels.blockwise import Gradients, Results
+from sp.runtime.kernels.operators import MOST_ON_CUDA, common_size, run_backward, run_forward
+from sp.runtime.merge import accumulation_dtype
+from sp.runtime.scores import TileScore
 
 _CPU_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _CUDA_DTYPES = (torch.bfloat16, torch.float16)
 _DENSE = "ask for the kernel 'dense', which takes everything"
+_NEVER = 1e30  # as lse: exp(score - lse) is 0
 
 
-def check(q_BHSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
+def check(q_BHRD: Tensor, k_BGCD: Tensor, v_BGCE: Tensor) -> None:
     """InputError or StrategyError when the operator of q's device cannot compute this attention.
 
     Meta tensors, which stand for a device not known yet, pass if any device's operator would do."""
-    device, size = q_BHSD.device.type, q_BHSD.shape[3]
+    device = q_BHRD.device.type
     if device not in ("cpu", "cuda", "meta"):
         raise StrategyError(f"there is no flash attention on {device}", needed="cpu or cuda", remedy=_DENSE)
-    if v_BGTD.shape[3] != size:
-        found = f"flash attention got values of head size {v_BGTD.shape[3]} and queries of {size}"
-        raise InputError(found, needed="one head size", remedy=_DENSE)
     dtypes = _CUDA_DTYPES if device == "cuda" else _CPU_DTYPES
-    if q_BHSD.dtype not in dtypes:
+    if q_BHRD.dtype not in dtypes:
         needed = "one of: " + ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         remedy = f"run under torch.autocast, or {_DENSE}"
-        raise InputError(f"flash attention on {device} got {q_BHSD.dtype}", needed=needed, remedy=remedy)
-    if device == "cuda" and (size % 8 or size > 256):
-        needed = "a multiple of 8 up to 256"
-        raise InputError(f"flash attention on cuda got head size {size}", needed=needed, remedy=_DENSE)
+        raise InputError(f"flash attention on {device} got {q_BHRD.dtype}", needed=needed, remedy=remedy)
+    size = common_size(device, q_BHRD.shape[3], v_BGCE.shape[3])
+    if device == "cuda" and size > MOST_ON_CUDA:
+        found = f"flash attention on cuda got head size {max(q_BHRD.shape[3], v_BGCE.shape[3])}"
+        raise InputError(found, needed=f"at most {MOST_ON_CUDA}", remedy=_DENSE)
 
 
-def forward(q_BHSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, tile: Tile, scale: float) -> tuple[Tensor, Tensor]:
-    """out_BHSD in q's dtype (float32 from a narrow band) and lse_BHS in float32 (float64 for float64) of one piece."""
-    kind = shape(tile)
-    if kind == "band":
-        return dense.forward(q_BHSD, k_BGTD, v_BGTD, tile, scale)
-    q_BHSD, k_BGTD, v_BGTD = _operands(kind == "anticausal", q_BHSD, k_BGTD, v_BGTD)
-    run = _forward_cpu if q_BHSD.device.type == "cpu" else _forward_cuda
-    out_BHSD, lse_BHS = run(q_BHSD, k_BGTD, v_BGTD, kind != "full", scale)
-    return (out_BHSD.flip(2), lse_BHS.flip(2)) if kind == "anticausal" else (out_BHSD, lse_BHS)
+def cut(tile: Tile, device: str) -> tuple[Tile, ...]:
+    """Pieces as FlashAttention of `device` computes them best."""
+    return pieces.cut(tile, masks=device != "cuda")
+
+
+def forward(
+    q_BHRD: Tensor, k_BGCD: Tensor, v_BGCE: Tensor, tile: Tile, scale: float, score: TileScore | None
+) -> Results:
+    """out_BHRE in q's dtype or float32, and lse_BHR in float32 (float64 for float64), of one piece.
+
+    A row that sees nothing gets 0 and -inf."""
+    if _is_alone(tile, score):
+        return _forward_alone(q_BHRD, k_BGCD, v_BGCE, tile, scale)
+    if not _takes_mask(q_BHRD, score):
+        return dense.forward(q_BHRD, k_BGCD, v_BGCE, tile, scale, score)
+    parts = blockwise.fitting(tile, q_BHRD, _most_rows(tile))
+    return blockwise.forward(_forward_masked, parts, q_BHRD, k_BGCD, v_BGCE, tile, scale, score)
 
 
 def backward(
-    grad_BHSD: Tensor,
-    q_BHSD: Tensor,
-    k_BGTD: Tensor,
-    v_BGTD: Tensor,
-    out_BHSD: Tensor,
-    lse_BHS: Tensor,
+    grad_BHRE: Tensor,
+    q_BHRD: Tensor,
+    k_BGCD: Tensor,
+    v_BGCE: Tensor,
+    out_BHRE: Tensor,
+    lse_BHR: Tensor,
     tile: Tile,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """This piece's part of the gradients, in q's dtype (float32 from a narrow band), given whole rows' `out`, `lse`."""
-    kind = shape(tile)
-    if kind == "band":
-        return dense.backward(grad_BHSD, q_BHSD, k_BGTD, v_BGTD, out_BHSD, lse_BHS, tile, scale)
-    flip, causal = kind == "anticausal", kind != "full"
-    operands = _operands(flip, grad_BHSD, q_BHSD, k_BGTD, v_BGTD, out_BHSD)
-    lse_BHS = (lse_BHS.flip(2) if flip else lse_BHS).contiguous()
-    run = _backward_cpu if q_BHSD.device.type == "cpu" else _backward_cuda
-    dq_BHSD, dk_BGTD, dv_BGTD = run(operands, lse_BHS, causal, scale)
-    return (dq_BHSD.flip(2), dk_BGTD.flip(2), dv_BGTD.flip(2)) if flip else (dq_BHSD, dk_BGTD, dv_BGTD)
+    score: TileScore | None,
+    totals: list[Tensor],
+) -> Gradients:
+    """This piece's part of the gradients, in q's dtype or float32, given whole rows' `out` and `lse`.
+
+    Those of the score's leaves are added to `totals`."""
+    operands = (grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE, lse_BHR)
+    if _is_alone(tile, score):
+        return _backward_alone(*operands, tile, scale)
+    if not _takes_mask(q_BHRD, score):
+        return dense.backward(*operands, tile, scale, score, totals)
+    parts = blockwise.fitting(tile, q_BHRD, _most_rows(tile))
+    return blockwise.backward(_backward_masked, parts, *operands, tile, scale, score, totals)
 
 
-def _operands(flip: bool, *tensors: Tensor) -> list[Tensor]:
-    """Operands as the operators need them.  Reversing both sequences turns y >= x into y <= x."""
-    assert all(x.shape[2] > 0 for x in tensors), "a piece has rows and columns"
-    turned = (x.flip(2) if flip else x for x in tensors)
-    return [x if x.stride(3) == 1 else x.contiguous() for x in turned]
+def _is_alone(tile: Tile, score: TileScore | None) -> bool:
+    return score is None and pieces.shape(tile) != "band"
 
 
-def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    out, lse = run(q, k, v, 0.0, causal, scale=scale)
-    return out, lse
+def _takes_mask(q_BHRD: Tensor, score: TileScore | None) -> bool:
+    return q_BHRD.device.type == "cpu" and (score is None or score.form == "added")
 
 
-def _forward_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    run = torch.ops.aten._scaled_dot_product_flash_attention.default
-    out, lse, *_ = run(q, k, v, 0.0, causal, False, scale=scale)
-    return out, lse.narrow(2, 0, q.shape[2])  # some versions round the length up
+def _most_rows(tile: Tile) -> int | None:
+    """A band is cut into blocks, so that little of what it hides is computed."""
+    return None if tile.kind == "full" else pieces.height(tile.k1 - tile.k0)
 
 
-def _backward_cpu(operands: list[Tensor], lse: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    return run(*operands, lse, 0.0, causal, scale=scale)
+def _forward_alone(q_BHRD: Tensor, k_BGCD: Tensor, v_BGCE: Tensor, tile: Tile, scale: float) -> Results:
+    kind = pieces.shape(tile)
+    if kind != "anticausal":
+        return run_forward(q_BHRD, k_BGCD, v_BGCE, kind == "causal", scale)
+    q_BHRD, k_BGCD, v_BGCE = _turned(q_BHRD, k_BGCD, v_BGCE)
+    out_BHRE, lse_BHR = run_forward(q_BHRD, k_BGCD, v_BGCE, True, scale)
+    return out_BHRE.flip(2), lse_BHR.flip(2)
 
 
-def _backward_cuda(operands: list[Tensor], lse: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    run = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-    _, q, k, *_ = operands
-    # The random state of dropout is read only when there is dropout, so any tensors of its type do.
-    seed, offset = (torch.zeros(size, dtype=torch.uint64, device=q.device) for size in ((2,), ()))
-    lengths = (q.shape[2], k.shape[2])
-    return run(*operands, lse, None, None, *lengths, 0.0, causal, seed, offset, scale=scale)
+def _backward_alone(
+    grad_BHRE: Tensor,
+    q_BHRD: Tensor,
+    k_BGCD: Tensor,
+    v_BGCE: Tensor,
+    out_BHRE: Tensor,
+    lse_BHR: Tensor,
+    tile: Tile,
+    scale: float,
+) -> Gradients:
+    kind, operands = pieces.shape(tile), (grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE, lse_BHR)
+    if kind != "anticausal":
+        return run_backward(*operands, kind == "causal", scale)
+    grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE, lse_BHR = _turned(*operands)
+    dq_BHRD, dk_BGCD, dv_BGCE = run_backward(grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE, lse_BHR, True, scale)
+    return dq_BHRD.flip(2), dk_BGCD.flip(2), dv_BGCE.flip(2)
+
+
+def _turned(*tensors: Tensor) -> list[Tensor]:
+    """Reversing both sequences turns y >= x into y <= x."""
+    return [x.flip(2) for x in tensors]
+
+
+def _forward_masked(
+    q_BHRD: Tensor, k_BGCD: Tensor, v_BGCE: Tensor, tile: Tile, scale: float, score: TileScore | None
+) -> Results:
+    mask = _mask(tile, score, q_BHRD)
+    top = mask.amax(-1)
+    is_faint = faint(top)
+    if is_faint.any() and q_BHRD.dtype.itemsize == 2:  # too few bits for numbers beside which scores are nothing
+        return dense.forward(q_BHRD, k_BGCD, v_BGCE, tile, scale, score)
+    out_BHRE, lse_BHR = run_forward(q_BHRD, k_BGCD, v_BGCE, False, scale, mask.to(q_BHRD.dtype))
+    uniform = (mask > -torch.inf).sum(-1).to(lse_BHR.dtype).log_().add_(FAINT)
+    lse_BHR = torch.where(is_faint, uniform, lse_BHR)
+    return out_BHRE, lse_BHR.masked_fill_(top == -torch.inf, -torch.inf)
+
+
+def _backward_masked(
+    grad_BHRE: Tensor,
+    q_BHRD: Tensor,
+    k_BGCD: Tensor,
+    v_BGCE: Tensor,
+    out_BHRE: Tensor,
+    lse_BHR: Tensor,
+    tile: Tile,
+    scale: float,
+    score: TileScore | None,
+    totals: list[Tensor],
+) -> Gradients:
+    operands = (grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE)
+    blind = lse_BHR == -torch.inf
+    if ((lse_BHR < FAINT / 2) & ~blind).any():
+        return dense.backward(*operands, lse_BHR, tile, scale, score, totals)
+    mask = _mask(tile, score, q_BHRD).to(q_BHRD.dtype)
+    return run_backward(*operands, lse_BHR.masked_fill(blind, _NEVER), False, scale, mask)
+
+
+def _mask(tile: Tile, score: TileScore | None, q_BHRD: Tensor) -> Tensor:
+    """What is added to the scores of `tile`: of the score, and -inf outside of the band.  [B or 1, H or 1, R, C]"""
+    dtype, rows, columns = accumulation_dtype(q_BHRD.dtype), tile.q1 - tile.q0, tile.k1 - tile.k0
+    if score is None:
+        mask = q_BHRD.new_zeros((1, 1, rows, columns), dtype=dtype)
+    else:
+        mask = score.added(dtype)
+        mask = mask.expand(*mask.shape[:2], rows, columns)
+    hidden_RC = hidden(tile, q_BHRD.device)
+    return mask if hidden_RC is None else mask.masked_fill(hidden_RC, -torch.inf)

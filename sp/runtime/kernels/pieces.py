@@ -10,8 +10,10 @@ band is made of those:
     f f f f f      . a a f f      . . . a f f c .          a  anticausal, x sees y >= x
     f f f f f      . . a f f      . . . . a f c c
 
-Pieces are tiles again, and their shape follows from their bounds (`shape`).  A band too narrow for that is cut into
-blocks of rows for the dense kernel, so that no window costs more than its own area and a few columns.
+Pieces are tiles again, and their shape follows from their bounds (`shape`).  Where FlashAttention takes a mask beside
+(`masks`: on CPU), a band with two bounds is cut into short blocks of rows, each computed whole under a mask: it costs
+its own area and a block of columns more.  Elsewhere a band too narrow for triangles is cut like that for the dense
+kernel.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from sp.plan import Tile, trim
+from sp.plan import Tile, trim, within
 
 Shape = Literal["full", "causal", "anticausal", "band"]
 
-# A band narrower than NARROW goes to the dense kernel, in blocks of BLOCK rows.  In wider ones the two triangles of a
-# block, which no kernel skips at this size, are a quarter of the band each.
+# Without masks: a band narrower than NARROW goes to the dense kernel, in blocks of BLOCK rows.  In wider ones the two
+# triangles of a block, which no kernel skips at this size, are a quarter of the band each.
 NARROW = 512
 BLOCK = 256
 
 
 def shape(piece: Tile) -> Shape:
-    """Which kernel runs this piece: full, causal, anticausal (both square), or band (dense)."""
+    """What it is to FlashAttention: full, causal, anticausal (both square), or a band, for which it needs a mask."""
     square = piece.q1 - piece.q0 == piece.k1 - piece.k0
     match piece.lower, piece.upper:
         case None, None:
@@ -44,13 +46,26 @@ def shape(piece: Tile) -> Shape:
 
 
 @lru_cache(maxsize=4096)
-def cut(tile: Tile) -> tuple[Tile, ...]:
+def cut(tile: Tile, masks: bool = False) -> tuple[Tile, ...]:
     """Pieces that cover each visible pair of a trimmed `tile` exactly once; at most three unless two sides bound it."""
     if tile.lower is None:
         return (tile,) if tile.upper is None else _cut_upper(tile, tile.upper)
     if tile.upper is None:
         return _cut_lower(tile, tile.lower)
-    return _cut_both(tile, tile.upper - tile.lower + 1)
+    width = tile.upper - tile.lower + 1
+    return blocks(tile, height(width)) if masks else _cut_both(tile, width)
+
+
+def height(width: int) -> int:
+    """Rows of a block of a band under a mask: the columns that a block adds to the band stay a quarter of it."""
+    return max(BLOCK, min(4 * BLOCK, width // 4))
+
+
+def blocks(tile: Tile, rows: int) -> tuple[Tile, ...]:
+    """`tile` in blocks of at most `rows` rows, each with the columns that it sees; without rows that see nothing."""
+    starts = range(tile.q0, tile.q1, rows)
+    found = (within(tile, q0, min(q0 + rows, tile.q1), tile.k0, tile.k1) for q0 in starts)
+    return tuple(block for block in found if block is not None)
 
 
 def _cut_upper(tile: Tile, upper: int) -> tuple[Tile, ...]:
@@ -74,10 +89,8 @@ def _filled(square: Tile, *full: Tile) -> tuple[Tile, ...]:
 
 
 def _cut_both(tile: Tile, width: int) -> tuple[Tile, ...]:
-    rows = BLOCK if width < NARROW else max(BLOCK, width // 4)
     pieces: list[Tile] = []
-    for q0 in range(tile.q0, tile.q1, rows):
-        block = _within(tile, q0, min(q0 + rows, tile.q1), tile.k0, tile.k1)
+    for block in blocks(tile, BLOCK if width < NARROW else max(BLOCK, width // 4)):
         if block.lower is None or block.upper is None:
             pieces += cut(block)
         elif width < NARROW:
@@ -90,16 +103,16 @@ def _cut_both(tile: Tile, width: int) -> tuple[Tile, ...]:
 def _cut_block(block: Tile, lower: int) -> tuple[Tile, ...]:
     """Left of `column` only the lower bound matters, from it on only the upper: the block is shorter than its band."""
     column = block.k0 + lower + block.q1 - block.q0
-    left = _within(block, block.q0, block.q1, block.k0, column)
-    right = _within(block, block.q0, block.q1, column, block.k1)
+    left = _part(block, block.q0, block.q1, block.k0, column)
+    right = _part(block, block.q0, block.q1, column, block.k1)
     return (*cut(left), *cut(right))
 
 
-def _within(tile: Tile, q0: int, q1: int, k0: int, k1: int) -> Tile:
+def _part(tile: Tile, q0: int, q1: int, k0: int, k1: int) -> Tile:
     """The part of `tile` in the given rows and columns."""
-    shift = (q0 - tile.q0) - (k0 - tile.k0)
-    lower, upper = (None if bound is None else bound + shift for bound in (tile.lower, tile.upper))
-    return _trimmed(Tile(q0, q1, k0, k1, lower, upper))
+    found = within(tile, q0, q1, k0, k1)
+    assert found is not None, f"{tile} of a trimmed tile sees nothing in q[{q0}:{q1}] k[{k0}:{k1}]"
+    return found
 
 
 def _trimmed(tile: Tile) -> Tile:

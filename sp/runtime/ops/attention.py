@@ -32,6 +32,7 @@ from sp.runtime.kernels import find_kernel
 from sp.runtime.merge import accumulation_dtype
 from sp.runtime.ops.order import keep_order
 from sp.runtime.ring import Saved
+from sp.runtime.scores import BoundScore
 from sp.runtime.transport import find_transport
 from sp.score import Score
 
@@ -79,6 +80,10 @@ class Call:
         )
         return plan, world
 
+    def bind(self, leaves: list[Tensor], plan: Plan, device: torch.device) -> BoundScore | None:
+        """The score for this rank, None if there is none."""
+        return BoundScore.bind(self.score, leaves, plan, device) if self.score else None
+
 
 def check(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, kernel: str) -> None:
     """Refuse what no kernel or this kernel cannot compute: InputError, StrategyError.  Fake tensors will do."""
@@ -107,10 +112,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments
     call = Call(*arguments)
     check(q, k, v, call.kernel)
     check_leaves(leaves, call)
-    assert not call.score, "scores are not computed yet"
     plan, world = call.plan(q, k)
-    kernel = find_kernel(call.kernel)
-    return find_transport(call.transport).forward(q, k, v, plan, kernel, call.scale, world)
+    kernel, score = find_kernel(call.kernel), call.bind(leaves, plan, q.device)
+    return find_transport(call.transport).forward(q, k, v, plan, kernel, call.scale, world, score)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -126,9 +130,10 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *argu
 def _backward(grad_out: Tensor, *rest: Any) -> Gradients:
     saved, leaves, call = Saved(*rest[:5]), rest[5], Call(*rest[6:])
     plan, world = call.plan(saved.q_BHSD, saved.k_BGSD)
-    kernel = find_kernel(call.kernel)
-    dq, dk, dv = find_transport(call.transport).backward(grad_out, saved, plan, kernel, call.scale, world)
-    return dq, dk, dv, [leaf.new_empty(0) for leaf in leaves]
+    kernel, score = find_kernel(call.kernel), call.bind(leaves, plan, grad_out.device)
+    run = find_transport(call.transport).backward
+    dq, dk, dv, dleaves = run(grad_out, saved, plan, kernel, call.scale, world, score)
+    return dq, dk, dv, [grad.to(leaf.dtype) for grad, leaf in zip(dleaves, leaves, strict=True)]
 
 
 def _backward_fake(grad_out: Tensor, *rest: Any) -> Gradients:

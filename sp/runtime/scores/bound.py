@@ -17,9 +17,11 @@ from torch import Tensor
 
 from sp.plan import Plan, Tile, count_steps
 from sp.runtime.merge import accumulation_dtype
+from sp.runtime.scores.blocks import cut_blocks
 from sp.runtime.scores.evaluate import evaluate
 from sp.runtime.scores.gradients import sweep
 from sp.runtime.scores.leaves import check_leaves, known_values, positions_of
+from sp.runtime.scores.skipping import Skipping, find_skipping
 from sp.runtime.scores.tile import Piece, TileScore, add_gradients, trained
 from sp.score import Score
 
@@ -46,14 +48,14 @@ class BoundScore:
     def against(self, source: int) -> SourceScore:
         """The score against the keys of rank `source`."""
         keys = self.plan.layout.runs(self.plan.keys, source, self.plan.world)
-        return SourceScore(self, self.rows_S, positions_of(keys, self.device))
+        return SourceScore(self, source, self.own_rows, positions_of(keys, self.device))
 
     def count_steps(self) -> int:
         """How many steps a ring needs until no rank has work left: the same on all ranks."""
-        return count_steps(self.plan)
+        return self.skipping.steps if self.changes else count_steps(self.plan)
 
     def sink(self) -> Tensor | None:
-        """The scores of one more key for the local queries, [B or 1, H or 1, S or 1, 1]; None if there is no such key."""
+        """The scores of one more key for the local queries, [B or 1, H or 1, S or 1, 1]; None if there is none."""
         return None if self.score.sink is None else self._sink_values()[self.score.sink]
 
     def empty_gradients(self) -> list[Tensor]:
@@ -67,33 +69,44 @@ class BoundScore:
         """Add the leaves' part of the gradient of `sink()` to `totals`."""
         assert self.score.sink is not None, "this score has no sink"
         grads = sweep(self.score, self._sink_values(), {self.score.sink: grad_BHS1}, trained(self.score))
-        add_gradients(self.score, grads, totals, self.rows_S, None)
+        add_gradients(self.score, grads, totals, self.own_rows, None)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes any score; a sink alone changes none."""
+        return any(name is not None for name in (self.score.score, self.score.bias, self.score.visible))
 
     @cached_property
-    def rows_S(self) -> Tensor:
+    def skipping(self) -> Skipping:
+        """What need not be computed."""
+        return find_skipping(self.score, self.leaves, self.plan, self.block, self.device)
+
+    @cached_property
+    def own_rows(self) -> Tensor:
         """The global positions of the local queries."""
         queries = self.plan.queries.runs(self.plan.length, self.plan.rank, self.plan.world)
         return positions_of(queries, self.device)
 
     def _sink_values(self) -> dict[str, Tensor]:
         wanted = [self.score.sink or ""]
-        return evaluate(self.score, known_values(self.score, self.leaves, self.rows_S, None, wanted), wanted)
+        return evaluate(self.score, known_values(self.score, self.leaves, self.own_rows, None, wanted), wanted)
 
 
 @dataclass(frozen=True, eq=False)
 class SourceScore:
-    """A bound score for the local queries at `rows_S` and the keys of one source at `columns_T`."""
+    """A bound score for the local queries, at the positions `rows_S`, and the keys of one source, at `columns_T`."""
 
     bound: BoundScore
+    source: int
     rows_S: Tensor
     columns_T: Tensor
 
     def cut(self, tile: Tile) -> tuple[Piece, ...]:
-        """Pieces that cover each visible pair of the tile once; hidden ones are left out."""
-        score = self.bound.score
-        if score.score is None and score.bias is None and score.visible is None:
+        """Pieces that cover each visible pair of a trimmed `tile` once; what is surely hidden is left out."""
+        if not self.bound.changes:
             return (Piece(tile),)
-        return (Piece(tile, self._tile_score(tile)),)
+        parts = cut_blocks(tile, self.bound.skipping.blocks[self.source])
+        return tuple(Piece(part, self._tile_score(part) if mixed else None) for part, mixed in parts)
 
     def _tile_score(self, tile: Tile) -> TileScore:
         rows_R, columns_C = self.rows_S[tile.q0 : tile.q1], self.columns_T[tile.k0 : tile.k1]

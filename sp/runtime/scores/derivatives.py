@@ -90,8 +90,8 @@ def _of_self(rule: Rule) -> dict[str, Rule]:
 
 _STEPS = ("floor", "ceil", "trunc", "round", "sign", "sgn", "floor_divide", "detach")
 _CONSTANT = ("full_like", "ones_like", "zeros_like")
-_TRUTHS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "logical_not", "logical_and", "logical_or", "logical_xor",
-    "bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor")
+_TRUTHS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
+_LOGIC = [f"{kind}_{word}" for kind in ("logical", "bitwise") for word in ("not", "and", "or", "xor")]
 
 DERIVATIVES: dict[str, dict[str, Rule]] = {
     "add": {"self": _same, "other": lambda grad, out, a: _alpha(grad, a)},
@@ -130,5 +130,5 @@ DERIVATIVES: dict[str, dict[str, Rule]] = {
     "_to_copy": _of_self(_same),
     "clone": _of_self(_same),
     LOOKUP: {"table": _table},
-    **{op: {"self": _none, "other": _none} for op in (*_STEPS, *_CONSTANT, *_TRUTHS)},
+    **{op: {"self": _none, "other": _none} for op in (*_STEPS, *_CONSTANT, *_TRUTHS, *_LOGIC)},
 }

@@ -22,12 +22,15 @@ _ELEMENTWISE = frozenset(
         *("less", "less_equal", "greater", "greater_equal", "not_equal", "__and__", "__or__", "__xor__"),
     }
 )
-_SYNONYMS = {
-    **{"subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "negative": "neg"},
-    **{"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "not_equal": "ne"},
-    **{"__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor"},
-    **{"absolute": "abs", "clip": "clamp", "to": "_to_copy", "alias": "clone"},
-}
+_SYNONYMS = dict(
+    pair.split("=")
+    for pair in (
+        *("subtract=sub", "multiply=mul", "divide=div", "true_divide=div", "negative=neg", "absolute=abs"),
+        *("less=lt", "less_equal=le", "greater=gt", "greater_equal=ge", "not_equal=ne"),
+        *("__and__=bitwise_and", "__or__=bitwise_or", "__xor__=bitwise_xor"),
+        *("clip=clamp", "to=_to_copy", "alias=clone"),
+    )
+)
 
 
 def base_of(op: str) -> str:

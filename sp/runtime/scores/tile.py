@@ -5,7 +5,6 @@ B batch · H query heads · R rows, C columns of the piece
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,20 +45,26 @@ class TileScore:
     def added(self, dtype: torch.dtype) -> Tensor:
         """What the scores get added: 0, bias or -inf, in `dtype`.  Broadcasts to BHRC; the band is not in it."""
         assert self.form == "added", "a score that is a function of the scores, or trains, is no tensor to add"
-        values = self._values(())
+        values = self._values(None)
         bias, visible = values.get(self.score.bias or ""), values.get(self.score.visible or "")
-        added = rows_and_columns(self.rows_R, self.columns_C, dtype) if bias is None else bias.to(dtype)
+        added = torch.zeros((), dtype=dtype, device=self.rows_R.device) if bias is None else bias.to(dtype)
         return added if visible is None else torch.where(visible, added, -torch.inf)
 
     def apply(self, s_BHRC: Tensor) -> Tensor:
-        """The new scores, in the dtype of the scaled scores `s`, which are left as they are; the band is not applied."""
-        return self._apply(s_BHRC, self._values((s_BHRC,)))
+        """The new scores in the dtype of the scaled scores `s`, which stay as they are; the band is not applied."""
+        values = self._values(s_BHRC)
+        new_BHRC = values.get(self.score.score or SCORE, s_BHRC)
+        if self.score.bias is not None:
+            new_BHRC = new_BHRC + values[self.score.bias]
+        if self.score.visible is not None:
+            new_BHRC = torch.where(values[self.score.visible], new_BHRC, -torch.inf)
+        return new_BHRC.to(s_BHRC.dtype).expand_as(s_BHRC)
 
     def gradient(self, s_BHRC: Tensor, grad_BHRC: Tensor, totals: list[Tensor]) -> Tensor:
         """The gradient of `s`, given that of the new scores; adds those of the leaves that train to `totals`.
 
         totals: as `BoundScore.empty_gradients` makes them."""
-        values = self._values((s_BHRC,))
+        values = self._values(s_BHRC)
         visible = values.get(self.score.visible or "")
         if visible is not None:
             grad_BHRC = torch.where(visible, grad_BHRC, 0.0)
@@ -68,18 +73,10 @@ class TileScore:
         add_gradients(self.score, grads, totals, self.rows_R, self.columns_C)
         return grads[SCORE] if SCORE in grads else torch.zeros_like(s_BHRC)
 
-    def _values(self, s_BHRC: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    def _values(self, s_BHRC: Tensor | None) -> dict[str, Tensor]:
         wanted = [name for name in (self.score.visible, self.score.bias, self.score.score) if name is not None]
         known = known_values(self.score, self.leaves, self.rows_R, self.columns_C, wanted)
-        return evaluate(self.score, {**known, **{SCORE: s for s in s_BHRC}}, wanted)
-
-    def _apply(self, s_BHRC: Tensor, values: dict[str, Tensor]) -> Tensor:
-        new_BHRC = values[self.score.score or SCORE]
-        if self.score.bias is not None:
-            new_BHRC = new_BHRC + values[self.score.bias]
-        if self.score.visible is not None:
-            new_BHRC = torch.where(values[self.score.visible], new_BHRC, -torch.inf)
-        return new_BHRC.to(s_BHRC.dtype).expand_as(s_BHRC)
+        return evaluate(self.score, known if s_BHRC is None else {**known, SCORE: s_BHRC}, wanted)
 
 
 def form_of(score: Score) -> Literal["added", "function"]:
@@ -101,8 +98,3 @@ def add_gradients(
     for index, leaf in enumerate(score.leaves):
         if leaf.trains and f"l{index}" in grads:
             add_to_leaf(leaf, totals[index], grads[f"l{index}"], rows_R, columns_C)
-
-
-def rows_and_columns(rows_R: Tensor, columns_C: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zeros of the frame."""
-    return torch.zeros((1, 1, len(rows_R), len(columns_C)), dtype=dtype, device=rows_R.device)

@@ -40,8 +40,8 @@ def test_float64_is_exact(tile: Tile, groups: int, value_size: int) -> None:
     results, gradients = written_out(operands, tile)
     q, k, v, grad = operands
     if all(any(tile.visible(x, y) for y in range(COLUMNS)) for x in range(ROWS)):
-        out, lse = dense.forward(q, k, v, tile, SCALE)
-        found = dense.backward(grad, q, k, v, out, lse, tile, SCALE)
+        out, lse = dense.forward(q, k, v, tile, SCALE, None)
+        found = dense.backward(grad, q, k, v, out, lse, tile, SCALE, None, [])
         assert max(relative_errors([out, lse], results)) < 1e-14
         assert max(relative_errors(list(found), gradients)) < 1e-14
 
@@ -53,10 +53,10 @@ def test_rows_that_see_nothing(bounds: tuple[int | None, int | None]) -> None:
     blind = [not any(tile.visible(x, y) for y in range(COLUMNS)) for x in range(ROWS)]
     assert any(blind)
     q, k, v, grad = make_operands(torch.float64)
-    out, lse = dense.forward(q, k, v, tile, SCALE)
+    out, lse = dense.forward(q, k, v, tile, SCALE, None)
     assert (lse[:, :, blind] == -torch.inf).all()
     assert (out[:, :, blind] == 0).all()
-    for gradient in dense.backward(grad, q, k, v, out, lse, tile, SCALE):
+    for gradient in dense.backward(grad, q, k, v, out, lse, tile, SCALE, None, []):
         assert gradient.isfinite().all()
 
 
@@ -65,8 +65,8 @@ def test_arithmetic_is_float32(dtype: torch.dtype) -> None:
     tile, operands = TILES[2], make_operands(dtype)
     q, k, v, grad = operands
     results, gradients = written_out(operands, tile)
-    out, lse = dense.forward(q, k, v, tile, SCALE)
-    found = dense.backward(grad, q, k, v, out, lse, tile, SCALE)
+    out, lse = dense.forward(q, k, v, tile, SCALE, None)
+    found = dense.backward(grad, q, k, v, out, lse, tile, SCALE, None, [])
     assert all(x.dtype == torch.float32 for x in (out, lse, *found))
     assert max(relative_errors([out, lse], results)) < 1e-6
     assert max(relative_errors(list(found), gradients)) < 1e-6
@@ -74,8 +74,8 @@ def test_arithmetic_is_float32(dtype: torch.dtype) -> None:
 
 def test_huge_scores_do_not_overflow() -> None:
     q, k, v, grad = (1e3 * x for x in make_operands(torch.float32))
-    out, lse = dense.forward(q, k, v, TILES[1], SCALE)
-    gradients = dense.backward(grad, q, k, v, out, lse, TILES[1], SCALE)
+    out, lse = dense.forward(q, k, v, TILES[1], SCALE, None)
+    gradients = dense.backward(grad, q, k, v, out, lse, TILES[1], SCALE, None, [])
     assert all(x.isfinite().all() for x in (out, lse, *gradients))
 
 
@@ -83,4 +83,4 @@ def test_takes_everything() -> None:
     kernel = KERNELS["dense"]
     q = torch.empty(1, 2, 3, 5, dtype=torch.float64, device="meta")
     kernel.check(q, q, q[..., :2])
-    assert kernel.cut(TILES[7]) == (TILES[7],)
+    assert kernel.cut(TILES[7], "cpu") == (TILES[7],)

@@ -84,7 +84,7 @@ def test_attention_and_sums_wait_for_each_other() -> None:
 
     def program(x: Tensor) -> tuple[Tensor, ...]:
         first = reduce(x, "sum", "")
-        second = attention(x, x, x, "causal", 1.0, x.shape[2], x.shape[2], "striped", "ring", "dense", "")[0]
+        second = attention(x, x, x, [], "causal", "", 1.0, x.shape[2], x.shape[2], "striped", "ring", "dense", "")[0]
         return first, second, reduce(x * 2, "sum", "")
 
     def look(nodes: list[Any]) -> list[Any]:

@@ -1,0 +1,90 @@
+"""torch's own FlashAttention operators, one call: what they need, and what they return, on CPU and CUDA.
+
+B batch · H query heads · G key/value heads · R query rows, C key columns of one call · D head size
+
+The two devices differ in their operators and in what these take; the device of `q` decides.  Traps, each held off here:
+
+* a length of 0 kills the process on CPU, query heads that key heads do not divide give garbage;
+* a last dim whose stride is not 1 is silently wrong on CPU;
+* with unequal lengths `causal` means something else on each device: only squares are causal here;
+* logsumexp is laid out [B, R, H] on CPU, and CUDA's backward reads [B, H, R] whatever the strides say;
+* all head sizes must be equal, on CUDA multiples of 8: smaller ones are filled up with zeros, which add nothing to a
+  product of a query and a key, and give values of zero.  The results are cut back.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MOST_ON_CUDA = 256
+
+
+def common_size(device: str, size: int, value_size: int) -> int:
+    """The head size that the operator of `device` is called with."""
+    largest = max(size, value_size)
+    return -(-largest // 8) * 8 if device == "cuda" else largest
+
+
+def run_forward(
+    q_BHRD: Tensor, k_BGCD: Tensor, v_BGCE: Tensor, causal: bool, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """out_BHRE in q's dtype and lse_BHR in float32 (float64 for float64).
+
+    mask: added to the scores, in q's dtype, [B or 1, H or 1, R, C]; only on CPU.  A row without a key gets 0 and 0."""
+    device, value_size = q_BHRD.device.type, v_BGCE.shape[3]
+    assert mask is None or device == "cpu", "FlashAttention takes a mask on CPU only"
+    q, k, v = _operands(common_size(device, q_BHRD.shape[3], value_size), q_BHRD, k_BGCD, v_BGCE)
+    if device == "cuda":
+        run = torch.ops.aten._scaled_dot_product_flash_attention.default
+        out, lse, *_ = run(q, k, v, 0.0, causal, False, scale=scale)
+        lse = lse.narrow(2, 0, q.shape[2])  # some versions round the length up
+    else:
+        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        out, lse = run(q, k, v, 0.0, causal, scale=scale, **_given(mask))
+    return out.narrow(3, 0, value_size), lse
+
+
+def run_backward(
+    grad_BHRE: Tensor,
+    q_BHRD: Tensor,
+    k_BGCD: Tensor,
+    v_BGCE: Tensor,
+    out_BHRE: Tensor,
+    lse_BHR: Tensor,
+    causal: bool,
+    scale: float,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv in q's dtype.  mask: as in forward."""
+    device, size, value_size = q_BHRD.device.type, q_BHRD.shape[3], v_BGCE.shape[3]
+    common = common_size(device, size, value_size)
+    operands = _operands(common, grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE)
+    lse_BHR = lse_BHR.contiguous()
+    if device == "cuda":
+        dq, dk, dv = _backward_cuda(operands, lse_BHR, causal, scale)
+    else:
+        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        dq, dk, dv = run(*operands, lse_BHR, 0.0, causal, scale=scale, **_given(mask))
+    return dq.narrow(3, 0, size), dk.narrow(3, 0, size), dv.narrow(3, 0, value_size)
+
+
+def _given(mask: Tensor | None) -> dict[str, Tensor]:
+    return {} if mask is None else {"attn_mask": mask}
+
+
+def _operands(size: int, *tensors: Tensor) -> list[Tensor]:
+    """Operands as the operators need them, of head size `size`."""
+    assert all(x.shape[2] > 0 for x in tensors), "a piece has rows and columns"
+    filled = (F.pad(x, (0, size - x.shape[3])) if x.shape[3] < size else x for x in tensors)
+    return [x if x.stride(3) == 1 else x.contiguous() for x in filled]
+
+
+def _backward_cuda(operands: list[Tensor], lse: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    run = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    _, q, k, *_ = operands
+    # The random state of dropout is read only when there is dropout, so any tensors of its type do.
+    seed, offset = (torch.zeros(size, dtype=torch.uint64, device=q.device) for size in ((2,), ()))
+    lengths = (q.shape[2], k.shape[2])
+    return run(*operands, lse, None, None, *lengths, 0.0, causal, seed, offset, scale=scale)
