@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,6 +26,13 @@ LOOKUP = "lookup"
 HIDDEN_BELOW = -60000
 _ROLES = ("visible", "bias", "score", "sink")
 _FORMS = ("", "q", "k", "qk", "table")
+_ALPHABET = "abcdefghmnopqrtuvwxyz"  # without i, j, l and s, which have a meaning
+
+
+def letters(number: int) -> str:
+    """The name of a line by its number: a, b, …, z, a1, b1, …"""
+    more, place = divmod(number, len(_ALPHABET))
+    return _ALPHABET[place] + (str(more) if more else "")
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,15 @@ class Line:
         values = (*self.arguments, *(value for _, value in self.options))
         return tuple(value.text for value in values if isinstance(value, Name))
 
+    def renamed(self, names: Mapping[str, str]) -> Line:
+        """The same line reading other names."""
+
+        def rename(value: Argument) -> Argument:
+            return Name(names.get(value.text, value.text)) if isinstance(value, Name) else value
+
+        options = tuple((key, rename(value)) for key, value in self.options)
+        return Line(self.name, self.op, tuple(map(rename, self.arguments)), options)
+
     def __str__(self) -> str:
         words = [_word(value) for value in self.arguments]
         words += [f"{key}={_word(value)}" for key, value in self.options]
@@ -122,6 +138,13 @@ class Score:
             if line.name in reached:
                 reached.update(line.reads)
         return frozenset(reached)
+
+    def only(self, reached: frozenset[str], leaves: Sequence[Leaf], places: Sequence[int]) -> Score:
+        """The same with the `reached` lines alone; of all leaves, those at `places` are left, and counted anew."""
+        names = {f"l{old}": f"l{new}" for new, old in enumerate(places)}
+        lines = tuple(line.renamed(names) for line in self.lines if line.name in reached)
+        visible, bias, score, sink = (name and names.get(name, name) for name in self.roles)
+        return Score(tuple(leaves), lines, visible, bias, score, sink)
 
     def __str__(self) -> str:
         if not self:

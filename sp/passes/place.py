@@ -128,7 +128,7 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
         if node in found.moot:
             found.unknown.add(node)
             return
-        if is_stored(node):  # a view of what is there anyway, for an attention to cut
+        if is_stored(node) and _is_for_attention(node):  # a view of what is there anyway, for a tile to cut
             found.natural[node] = Replicated()
             return
         raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
@@ -147,6 +147,10 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
         return
     found.natural[node] = Replicated()
     _local_form(node, program, operands, found)
+
+
+def _is_for_attention(node: fx.Node) -> bool:
+    return all(op_name(user) == "sp.attention" or (is_stored(user) and _is_for_attention(user)) for user in node.users)
 
 
 def _refuse_random(node: fx.Node) -> None:

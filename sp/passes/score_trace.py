@@ -11,7 +11,6 @@ on the same values, so it is what the model wrote.  An op that does not work ele
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -33,7 +32,7 @@ from sp.passes.placements import carries_gradients
 from sp.passes.score_sources import LeafNode, Number, Size, Source, descendants, differentiable, filled, is_stored
 from sp.program import Program
 from sp.runtime.scores.op_table import has_gradient, is_evaluable
-from sp.score import LOOKUP, SCORE, Argument, Dtype, Leaf, Line, Name, Score
+from sp.score import LOOKUP, SCORE, Argument, Dtype, Leaf, Line, Name, Score, letters
 
 
 class Untraceable(Exception):
@@ -80,7 +79,7 @@ class Tracer:
 
     def line(self, op: str, *arguments: Argument, **options: Argument) -> Name:
         """A new line, `op(arguments, options)`."""
-        name = Name(_letters(len(self.lines)))
+        name = Name(letters(len(self.lines)))
         self.lines.append(Line(name.text, op, arguments, tuple(options.items())))
         return name
 
@@ -90,7 +89,8 @@ class Tracer:
         score = Score((), tuple(self.lines), **named)
         reached = score.reach(list(named.values()))
         places = [place for place in range(len(self.sources)) if f"l{place}" in reached]
-        return _renumbered(score, reached, places, self.sources)
+        kept = tuple(self.sources[place] for place in places)
+        return score.only(reached, [source.leaf for source in kept], places), kept
 
     def _trace(self, node: fx.Node, frame: Frame) -> Name:
         if node is self.score:
@@ -99,7 +99,9 @@ class Tracer:
             return self._computed(node, frame)
         if position := self._position(node, frame):
             return position
-        if sum(map(self.program.holds_sequence, shape(node))) <= 1 or is_stored(node):
+        held = sum(map(self.program.holds_sequence, shape(node)))
+        # Where a sequence has met a parameter, values are spread over the ranks from there on; leaves are not.
+        if is_stored(node) or held == 0 or (held == 1 and not self._trains(node)):
             return self._leaf(node, frame)
         return self._computed(node, frame)
 
@@ -228,32 +230,3 @@ def _axis_position(axis: int | None, node: fx.Node) -> Name:
     if axis not in (QUERIES, KEYS):
         raise Untraceable(node, "its triangle is not one of queries and keys")
     return Name("i" if axis == QUERIES else "j")
-
-
-def _letters(number: int) -> str:
-    """a, b, …, h, m, …: names that are none of i, j, l, s."""
-    alphabet = "abcdefghmnopqrtuvwxyz"
-    word = alphabet[number % len(alphabet)]
-    return word if number < len(alphabet) else word + str(number // len(alphabet))
-
-
-def _renumbered(
-    score: Score, reached: frozenset[str], places: list[int], sources: list[Source]
-) -> tuple[Score, tuple[Source, ...]]:
-    """Only what is reached, leaves counted from l0 on."""
-    names = {f"l{old}": f"l{new}" for new, old in enumerate(places)}
-    lines = tuple(_renamed(line, names) for line in score.lines if line.name in reached)
-    kept = tuple(sources[place] for place in places)
-    leaves = tuple(source.leaf for source in kept)
-    roles = {
-        role: names.get(name, name) for role in ("visible", "bias", "score", "sink") if (name := getattr(score, role))
-    }
-    return Score(leaves, lines, **roles), kept
-
-
-def _renamed(line: Line, names: Mapping[str, str]) -> Line:
-    def rename(argument: Argument) -> Argument:
-        return Name(names.get(argument.text, argument.text)) if isinstance(argument, Name) else argument
-
-    options = tuple((key, rename(value)) for key, value in line.options)
-    return Line(line.name, line.op, tuple(map(rename, line.arguments)), options)
