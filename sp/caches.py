@@ -101,9 +101,12 @@ def _is_kept(value: object) -> bool:
 
 def open_cache(cache: Any) -> Kept:
     """Take a cache apart; InputError for what keeps something else than all keys and values of each layer."""
-    layers = [layer for layer in getattr(cache, "layers", ()) if getattr(layer, "is_initialized", True)]
+    given = getattr(cache, "layers", None)
+    layers = [layer for layer in given or () if getattr(layer, "is_initialized", True)]
+    # A windowed layer drops what is out of its window, but may become a whole one while it is empty.
     names = {type(layer).__name__ for layer in layers} - {"DynamicLayer"}
-    if names or getattr(cache, "layers", None) is None or type(cache).__name__ == "EncoderDecoderCache":
+    names |= {type(layer).__name__ for layer in given or ()} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
+    if names or given is None:
         found = type(cache).__name__ + (f" of {sorted(names)[0]}" if names else "")
         raise InputError(
             f"the call passes or returns a {found}",

@@ -5,7 +5,7 @@
     narrow(x, 1, 2, 3)              →  slice(x, 1, 2, 5)
     movedim(x, 2, 0)                →  permute(x, [2, 0, 1])
     hstack([x, y])                  →  cat([x, y], 1)
-    cat([empty, x], 1)              →  cat([x], 1)
+    cat([empty, x], 1)              →  alias(x)
 
 So the passes behind `normalize` know one op where PyTorch has many.  A call that does not fit is left as it is.
 """
@@ -76,6 +76,8 @@ def _filled_parts(node: fx.Node, sizes: Sizes) -> Call | None:
     """cat: torch leaves out empty tensors of one dim, with which people begin to collect."""
     parts, dim = cast(list[fx.Node], node.args[0]), positional(node)[1]
     filled = [part for part in parts if shape(part) != (0,)]
+    if len(filled) == 1 and filled[0].meta["val"].dtype == node.meta["val"].dtype:
+        return aten.alias.default, (filled[0],)
     return (aten.cat.default, (filled, dim)) if 0 < len(filled) < len(parts) else None
 
 
