@@ -4,44 +4,92 @@
     _assert_scalar(eq, …)                                            →  (erased: 8 + 8*S is never less)
 
 Beside a cache, torch.export is asked to write down what it cannot prove instead of giving up: its solver knows nothing of
-minima.  Programs run without such checks, and for every length, so that each must hold for every length.
+minima.  Plain bounds it does not write into the graph, but into the ranges of the sizes.  Programs run without such checks,
+and for every length of a range, so that each must hold for all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import sympy
 import torch
-from torch import fx, nn
-from torch.utils._sympy.functions import Max, Min
+from torch import fx
+from torch.export import ExportedProgram
 
 from sp.errors import UnsupportedModelError
+from sp.passes.export import Lengths
+from sp.passes.fxtools import shape
 
 _ASSERT = torch.ops.aten._assert_scalar.default
 
 
-def prove_assertions(module: fx.GraphModule, shortest: Mapping[sympy.Symbol, int], model: nn.Module) -> None:
+def settle_ranges(
+    exported: ExportedProgram, symbols: list[sympy.Symbol], ranges: tuple[Lengths, ...], model: str
+) -> tuple[Lengths, ...]:
+    """The lengths of each sequence for which torch.export says that its graph holds; all batches, or it is refused."""
+    found = dict(zip(symbols, ranges, strict=True))
+    for symbol, bounds in exported.range_constraints.items():
+        least, most = bounds.lower, bounds.upper
+        longest = int(most) if most.is_Integer else None
+        if symbol in found:
+            known = found[symbol]
+            tops = [top for top in (known.longest, longest) if top is not None]
+            found[symbol] = Lengths(max(known.shortest, int(least)), min(tops, default=None))
+        elif longest is not None or least > 2:
+            raise _unproven(model, f"{least} <= {symbol} <= {most}, of another size than the sequence")
+    return tuple(found[symbol] for symbol in symbols)
+
+
+def prove_assertions(module: fx.GraphModule, shortest: Mapping[sympy.Symbol, int], model: str) -> None:
     """Erase every assertion about sizes that holds for all of them; raises UnsupportedModelError for any other.
 
     shortest: of each sequence.  Every other size is a batch, from 2 on."""
     for node in module.graph.find_nodes(op="call_function", target=_ASSERT):
         claim = _claim(node.args[0])
         if not _holds(claim, shortest):
-            raise UnsupportedModelError(
-                f"one graph of {type(model).__name__} does not hold for caches of every length",
-                needed=f"a forward that does the same for every length; not proven: {claim}",
-                remedy="look for Python's `if` on the length of the cache",
-            )
+            raise _unproven(model, str(claim))
         module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
 
 
-def _claim(condition: object) -> Any:
-    value = condition.meta["val"] if isinstance(condition, fx.Node) else condition
-    return value.node.expr if isinstance(value, torch.SymBool) else sympy.sympify(value)
+def _unproven(model: str, claim: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"one graph of {model} does not hold for caches of every length",
+        needed=f"a forward that does the same for every length; not proven: {claim}",
+        remedy="look for Python's `if` on the length of the cache",
+    )
+
+
+def _claim(value: object) -> Any:
+    """What a node says of sizes.  Read from the ops: torch.export takes for true from then on what it asserts."""
+    if not isinstance(value, fx.Node):
+        return sympy.sympify(value)
+    if value.target is torch.ops.aten.sym_size.int:
+        return shape(cast(fx.Node, value.args[0]))[cast(int, value.args[1])]
+    function = _FUNCTIONS.get(value.target)
+    return sympy.Dummy(value.name) if function is None else function(*map(_claim, value.args))
+
+
+_FUNCTIONS: Mapping[object, Callable[..., Any]] = {
+    operator.add: operator.add,
+    operator.sub: operator.sub,
+    operator.mul: operator.mul,
+    operator.neg: operator.neg,
+    operator.mod: sympy.Mod,
+    operator.eq: sympy.Eq,
+    operator.ne: sympy.Ne,
+    operator.le: sympy.Le,
+    operator.lt: sympy.Lt,
+    operator.ge: sympy.Ge,
+    operator.gt: sympy.Gt,
+    torch.sym_min: sympy.Min,
+    torch.sym_max: sympy.Max,
+    torch.sym_not: sympy.Not,
+}
 
 
 def _holds(claim: Any, shortest: Mapping[sympy.Symbol, int]) -> bool:
@@ -51,6 +99,6 @@ def _holds(claim: Any, shortest: Mapping[sympy.Symbol, int]) -> bool:
     sizes = {
         size: sympy.Symbol(f"more_{size}", integer=True, nonnegative=True) + shortest.get(size, 2)
         for size in cast("set[sympy.Symbol]", claim.free_symbols)
+        if not isinstance(size, sympy.Dummy)  # which may be any number
     }
-    plain = claim.replace(Min, sympy.Min).replace(Max, sympy.Max).xreplace(sizes)
-    return sympy.simplify(plain) is sympy.true
+    return sympy.simplify(claim.xreplace(sizes)) is sympy.true

@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from sp.errors import InputError, UnsupportedModelError
-from sp.passes.assertions import prove_assertions
+from sp.passes.assertions import prove_assertions, settle_ranges
 from sp.passes.call import Call, Outputs
 from sp.passes.export import Axes, Lengths, export
 from sp.passes.fxtools import shape
@@ -77,16 +77,18 @@ def capture(
     given = _Given.of(call, tensors, sequence_dim, length, local_inputs, past)
     outputs = Outputs()
     exported, ranges = _exported(model, call, outputs, given)
+    module = _flat_module(exported, given.names)
+    refuse_unreal(module)
+    symbols, name = _sequence_symbols(module, given), type(model).__name__
+    if past is not None:
+        ranges = settle_ranges(exported, symbols, ranges, name)
+        prove_assertions(module, {symbol: one.shortest for symbol, one in zip(symbols, ranges, strict=True)}, name)
     for found, lengths in zip(given.lengths, ranges, strict=True):
         if not lengths.holds(found):
             raise InputError(
-                f"one graph of {type(model).__name__} does not hold for a sequence of {found} tokens",
+                f"one graph of {name} does not hold for a sequence of {found} tokens",
                 needed=f"{lengths.shortest} … {lengths.longest or '∞'} tokens",
             )
-    module = _flat_module(exported, given.names)
-    refuse_unreal(module)
-    symbols = _sequence_symbols(module, given)
-    prove_assertions(module, {symbol: one.shortest for symbol, one in zip(symbols, ranges, strict=True)}, model)
     sequences = tuple(
         SequenceSize(symbol, one.shortest, one.longest) for symbol, one in zip(symbols, ranges, strict=True)
     )
