@@ -31,16 +31,19 @@ def settle_ranges(
 ) -> tuple[Lengths, ...]:
     """The lengths of each sequence for which torch.export says that its graph holds; all batches, or it is refused."""
     found = dict(zip(symbols, ranges, strict=True))
-    for symbol, bounds in exported.range_constraints.items():
-        least, most = bounds.lower, bounds.upper
-        longest = int(most) if most.is_Integer else None
-        if symbol in found:
-            known = found[symbol]
-            tops = [top for top in (known.longest, longest) if top is not None]
-            found[symbol] = Lengths(max(known.shortest, int(least)), min(tops, default=None))
-        elif longest is not None or least > 2:
-            raise _unproven(model, f"{least} <= {symbol} <= {most}, of another size than the sequence")
+    for size, bounds in exported.range_constraints.items():
+        symbol = next((one for one in symbols if (size - one).is_Integer), None)
+        longest = int(bounds.upper) if bounds.upper.is_Integer else None
+        if symbol is not None:  # or the sequence and some new tokens
+            found[symbol] = _within(found[symbol], int(bounds.lower), longest, int(size - symbol))
+        elif longest is not None or bounds.lower > 2:
+            raise _unproven(model, f"{bounds.lower} <= {size} <= {bounds.upper}, of another size than the sequence")
     return tuple(found[symbol] for symbol in symbols)
+
+
+def _within(known: Lengths, shortest: int, longest: int | None, more: int) -> Lengths:
+    tops = [top for top in (known.longest, None if longest is None else longest - more) if top is not None]
+    return Lengths(max(known.shortest, shortest - more), min(tops, default=None))
 
 
 def prove_assertions(module: fx.GraphModule, shortest: Mapping[sympy.Symbol, int], model: str) -> None:
