@@ -2,8 +2,8 @@
 
     DynamicCache(layers: k0 v0, k1 v1)     ⇄     Kept(keys=(k0, k1), values=(v0, v1))
 
-transformers' caches are no containers that torch's pytree knows; `Kept` is one.  They are known by name, since `sp` does
-not import transformers.  Keys and values are [batch, heads, tokens, size]; those of a cache that a parallelized model
+transformers' caches are no containers that torch's pytree knows; `Kept` is one.  They are known by name: `sp` does not
+import transformers.  Keys and values are [batch, heads, tokens, size]; those of a cache that a parallelized model
 returned are each rank's own tokens.
 """
 
@@ -40,21 +40,23 @@ class Kept:
 
 def fresh_cache() -> Any:
     """Without layers yet.  Every layer will keep all its tokens, a windowed one too: its mask hides the others."""
-    from transformers import DynamicCache  # noqa: PLC0415 - nobody asks for a cache who has not imported it
+    from transformers import DynamicCache  # nobody asks for a cache who has not imported it
 
     return DynamicCache()
 
 
 def sharded_cache(kept: Kept, length: int) -> Any:
     """Of each rank's own tokens of `length` in all."""
-    from sp.sharded_cache import ShardedCache  # noqa: PLC0415 - which imports transformers
+    from sp.sharded_cache import ShardedCache  # which imports transformers
 
     return ShardedCache(kept.keys, kept.values, length)
 
 
 def is_cache(value: object) -> bool:
     """Whether this is one of transformers' caches."""
-    return any((base.__module__, base.__name__) == ("transformers.cache_utils", "Cache") for base in type(value).__mro__)
+    return any(
+        (base.__module__, base.__name__) == ("transformers.cache_utils", "Cache") for base in type(value).__mro__
+    )
 
 
 def global_length(caches: Iterable[object]) -> int | None:
@@ -87,7 +89,7 @@ def closed(tree: Any, close: Callable[[Kept], Any] = Kept.close) -> Any:
 
 
 def parts(tree: object) -> list[tuple[pytree.KeyPath, Kept | None]]:
-    """For each leaf of an opened tree: the path of the cache that it is part of, and the cache; else of itself, and None."""
+    """For each leaf of an opened tree: the path of its cache, and the cache; of a leaf in none its own, and None."""
     found: list[tuple[pytree.KeyPath, Kept | None]] = []
     for path, leaf in pytree.tree_flatten_with_path(tree, is_leaf=_is_kept)[0]:
         kept = leaf if isinstance(leaf, Kept) else None

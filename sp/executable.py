@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import sympy
 import torch
 from torch import Tensor, fx, nn
 
@@ -74,7 +75,7 @@ class Executable:
         if not kept[0].local or kept[0].total is None:
             return closed(output)
         sizes = {one.symbol: length for one, length in zip(self.program.sequences, self.lengths, strict=True)}
-        total = int(kept[0].total.xreplace(sizes))
+        total = int(cast(sympy.Integer, kept[0].total.xreplace(sizes)))
         return closed(output, lambda cache: sharded_cache(cache, total))
 
 

@@ -1,7 +1,8 @@
 """Generation: the model's own `generate`, run over the parallelized model.
 
-`generate` is called on a stand-in: a shallow copy of the model whose `forward` is the parallelized one.  So it finds the
-model's configuration and methods as they are, what it writes down about itself stays there, and the model is untouched.
+`generate` is called on a stand-in: a shallow copy of the model whose `forward` is the parallelized one.  So it finds
+the model's configuration and methods as they are, what it writes down about itself stays there, and the model is
+untouched.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from sp.runtime.agreement import Statement, checksum, exchange_statements
 from sp.runtime.comm import World
 
 
-def generate(parallel: nn.Module, model: nn.Module, world: World, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def generate(
+    parallel: nn.Module, model: nn.Module, world: World, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """What `model.generate(*args, **kwargs)` returns, each forward of it computed by `parallel` on all ranks.
 
     Raises RankMismatchError where the ranks would sample different tokens."""
-    if not callable(getattr(type(model), "generate", None)):
+    run = getattr(type(model), "generate", None)
+    if run is None:
         raise SpError(f"{type(model).__name__} has no method generate", remedy="call the model in a loop of your own")
     if _samples(model, kwargs):
         _check_random_state(world, next((value.device for value in model.parameters()), torch.device("cpu")))
-    return type(model).generate(_stand_in(parallel, model), *args, **kwargs)
+    return run(_stand_in(parallel, model), *args, **kwargs)
 
 
 def _stand_in(parallel: nn.Module, model: nn.Module) -> nn.Module:

@@ -73,7 +73,7 @@ class ParallelModule(nn.Module):
         return executable(self.model, request, lengths, seed)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own `generate`, with every forward computed on all ranks.  All ranks call it alike, and get the same.
+        """The model's own `generate`, every forward of it on all ranks.  All ranks call it alike, and get the same.
 
         Keys and values stay on their ranks: a step sends a few numbers for each head.  RankMismatchError where tokens
         are sampled and the ranks' random states differ."""

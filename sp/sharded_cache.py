@@ -51,9 +51,9 @@ class ShardedCache(DynamicCache):
             remedy="gather the cache, with outputs={'past_key_values': 'global'} (as the model calls it)",
         )
 
-    def crop(self, *args: Any) -> None:
+    def crop(self, tokens_to_remove: int) -> None:
         """Tokens at the end belong to several ranks."""
-        del args
+        del tokens_to_remove
         raise SpError(
             "tokens cannot be taken off a cache of which each rank has its own (assisted decoding does)",
             remedy="generate without an assistant",

@@ -37,7 +37,7 @@ ARROWS = {
     "testing": (f"{FACTS} program show runtime passes", "torch sympy networkx"),
     "options": (f"{FACTS} passes", "torch"),
     "request": (f"{FACTS} caches passes", "torch"),
-    "executable": (f"{FACTS} caches program passes options request runtime.comm", "torch"),
+    "executable": (f"{FACTS} caches program passes options request runtime.comm", "torch sympy"),
     "validation": (f"{FACTS} program show.words runtime.comm passes testing options request executable", "torch"),
     "module": (f"{FACTS} generation program show runtime passes options request executable validation", "torch"),
     "register": (f"{FACTS} passes executable testing", "torch"),

@@ -1,4 +1,4 @@
-"""Keys and values between calls: each rank's own, gathered where asked, one graph for all lengths, little that travels."""
+"""Keys and values between calls: each rank's own, gathered where asked; one graph for all lengths; little travels."""
 
 import copy
 import importlib
@@ -105,7 +105,7 @@ def test_local_and_gathered() -> None:
 
 @pytest.mark.parametrize(("strategy", "most"), [("striped", 0), ("ring", 2), ("zigzag", 2)])
 def test_what_travels_in_a_step(strategy: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each layer the partial outputs; of the cache nothing when striped, else at most a token or two to a neighbour."""
+    """Of each layer the partial outputs; of the cache nothing when striped, else a token or two to a neighbour."""
     gathered, moved = list[int](), list[int]()
     move = importlib.import_module("sp.runtime.ops.move")  # the package has the op under this name
     gather, post = partials.all_gather, move.post_exchange

@@ -6,9 +6,10 @@
     attention = sp.attention(q, k, v, [], 'causal', '', 0.125, S, S, 'striped', 'ring', 'flash', 'sp')
     sdpa      = attention[0]                                          un-expanded k and v will travel
 
-Queries without a sequence (latents, a pooling query, the next token) are the same on every rank and meet each rank's own
-keys; the transport `merge` merges what the ranks find.  Whatever cannot be proven is refused.  Masks that nobody reads
-any more die here, before anything is placed.  Attention to keys without a sequence (a short text, the same on every rank) stays what it is: there, nothing travels.
+Queries without a sequence (latents, a pooling query, the next token) are the same on every rank and meet each rank's
+own keys; the transport `merge` merges what the ranks find.  Whatever cannot be proven is refused.  Masks that nobody
+reads any more die here, before anything is placed.  Attention to keys without a sequence (a short text, the same on
+every rank) stays what it is: there, nothing travels.
 """
 
 from __future__ import annotations
@@ -168,9 +169,7 @@ def _replace(
     with graph.inserting_before(node):
         sizes = Sizes(program)
         lengths = [sizes.node(shape(operand)[2]) for operand in operands[:2]]
-        call = graph.call_function(
-            attention_op, (*operands, *arguments, *lengths, layout, transport, kernel, AXIS)
-        )
+        call = graph.call_function(attention_op, (*operands, *arguments, *lengths, layout, transport, kernel, AXIS))
         output = graph.call_function(operator.getitem, (call, 0))
     fake, query = node.meta["val"], operands[0]
     call.meta = {**node.meta, "val": (fake, fake.new_empty(query.meta["val"].shape[:3]))}

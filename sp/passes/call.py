@@ -56,7 +56,7 @@ class Call:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         tensor_names = (name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor))
         pairs = zip(parts(whole), leaves, strict=True)
-        kept = tuple(_form(cache) for (_, cache), leaf in pairs if isinstance(leaf, torch.Tensor))
+        kept: tuple[Form, ...] = tuple(_form(cache) for (_, cache), leaf in pairs if isinstance(leaf, torch.Tensor))
         return Call(spec, constants, tuple(tensor_names), added, kept), tensors
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:

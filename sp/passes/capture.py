@@ -101,7 +101,9 @@ def capture(
 def _exported(
     model: nn.Module, call: Call, outputs: Outputs, given: _Given
 ) -> tuple[ExportedProgram, tuple[Lengths, ...]]:
-    batches = [batch_dim(tensor, tuple(held), given.past) for tensor, held in zip(given.tensors, given.held, strict=True)]
+    batches = [
+        batch_dim(tensor, tuple(held), given.past) for tensor, held in zip(given.tensors, given.held, strict=True)
+    ]
     axes = Axes(given.held, batches, grows=given.past is not None)
     try:
         return export(_Flat(model, call, outputs), model, given.examples, axes)
@@ -178,9 +180,7 @@ def _carried(given: _Given) -> _Given:
     )
 
 
-def _check_local(
-    call: Call, tensors: Sequence[torch.Tensor], dims: Sequence[Dims], lengths: tuple[int, ...]
-) -> None:
+def _check_local(call: Call, tensors: Sequence[torch.Tensor], dims: Sequence[Dims], lengths: tuple[int, ...]) -> None:
     if len(lengths) > 1:
         raise InputError(
             f"inputs='local' with sequences of different lengths: {shapes(call, tensors)}",

@@ -52,7 +52,9 @@ def _beside_caches(
     if isinstance(sequence_dim, Mapping):
         names = [name for name, kept in zip(call.names, call.kept, strict=True) if not kept]
         named = {name: dims for name, dims in sequence_dim.items() if name in names}
-        found = iter([() if name not in named else _checked(name, x, named[name]) for name, x in zip(names, others, strict=True)])
+        found = iter(
+            [() if name not in named else _checked(name, x, named[name]) for name, x in zip(names, others, strict=True)]
+        )
     else:
         sizes = [x.shape[sequence_dim] for x in others if -x.ndim <= sequence_dim < x.ndim]
         total = past + min(sizes, default=0)
@@ -141,7 +143,8 @@ def shapes(call: Call, tensors: Sequence[torch.Tensor]) -> str:
 
 
 def batch_dim(tensor: torch.Tensor, dims: Dims, past: int | None = None) -> int | None:
-    """The first dim that holds no sequence counts as batch, if any dim holds one, or there is a past.  A batch of 1 is captured as such: torch.export
-    proves a symbolic size from 2 on, and models do ask whether it is 1."""
+    """The first dim that holds no sequence counts as batch, if any dim holds one, or there is a past.
+
+    A batch of 1 is captured as such: torch.export proves a symbolic size from 2 on, and models do ask for 1."""
     free = [dim for dim in range(tensor.ndim) if dim not in dims]
     return free[0] if free and (dims or (past is not None and tensor.ndim > 1)) else None

@@ -204,4 +204,6 @@ def _form(port: Port, outputs: OutputForm) -> str:
 def _check_names(outputs: OutputForm, known: list[str]) -> None:
     unknown = [] if isinstance(outputs, str) else sorted(set(outputs) - set(known))
     if unknown:
-        raise StrategyError(f"the model has no output {unknown[0]!r}", needed=f"names among: {', '.join(dict.fromkeys(known))}")
+        raise StrategyError(
+            f"the model has no output {unknown[0]!r}", needed=f"names among: {', '.join(dict.fromkeys(known))}"
+        )

@@ -101,12 +101,14 @@ def _always(term: sympy.Basic, last: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
     """Whether a comparison of coordinates holds for all that there are, from 0 to the last."""
     if not isinstance(term, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
         return term is sympy.true
-    sides = (term.lhs, term.rhs) if isinstance(term, (sympy.Le, sympy.Lt)) else (term.rhs, term.lhs)
-    most = cast(sympy.Expr, sympy.expand(cast(sympy.Expr, sides[0]) - cast(sympy.Expr, sides[1])))
+    lower, upper = (term.lhs, term.rhs) if isinstance(term, (sympy.Le, sympy.Lt)) else (term.rhs, term.lhs)
+    most = sympy.expand(cast(sympy.Expr, lower) - cast(sympy.Expr, upper))
     for place, end in last.items():
-        slope = most.coeff(place)
-        most = cast(sympy.Expr, most.subs(place, end if slope.is_positive else 0)) if slope.is_Integer else most
-    most = cast(sympy.Expr, sympy.expand(most))
+        slope = sympy.expand(most).coeff(place)
+        if not isinstance(slope, sympy.Integer) or sympy.expand(most - slope * place).has(place):
+            return False
+        most = most.subs(place, end if slope > 0 else 0)
+    most = sympy.expand(cast(sympy.Expr, most))
     return bool(most.is_negative if isinstance(term, (sympy.Lt, sympy.Gt)) else most.is_nonpositive)
 
 

@@ -1,4 +1,4 @@
-"""Partials: queries that every rank has meet keys and values that stay where they are; partial results travel.
+"""Partials: queries that every rank has meet keys that stay where they are; partial results travel.
 
 B batch · H query heads · S queries · E value head size
 
@@ -6,10 +6,10 @@ B batch · H query heads · S queries · E value head size
     rank 1   q · k2 k3  →  out, lse  ┼→ merged on every rank, in the order of ranks
     rank 2   q · k4 k5  →  out, lse  ╯
 
-One all-gather of S rows instead of all keys: for decoding, attention pooling, latents.  All ranks merge the same numbers
-in the same order, so that they hold the same bits.  In backward nothing travels: `out` and `lse` are those of all keys,
-dk and dv belong to the rank's own, and dq is this rank's part of a sum that the graph takes (`sp.replicate`).  Known as
-flash-decoding, with ranks for splits.
+One all-gather of S rows instead of all keys: for decoding, attention pooling, latents.  All ranks merge the same
+numbers in the same order, so that they hold the same bits.  In backward nothing travels: `out` and `lse` are those of all
+keys, dk and dv belong to the rank's own, and dq is this rank's part of a sum that the graph takes (`sp.replicate`).
+Known as flash-decoding, with ranks for splits.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from sp.runtime.merge import Accumulator, accumulation_dtype
 from sp.runtime.scores import BoundScore, Piece
 from sp.runtime.sink import add_sink_gradient, with_sink
 
-
 _KEYS, _GRADIENTS = 0, 1  # tags: both are under way at the same time
 
 
