@@ -7,7 +7,7 @@ B batch · H query heads · S queries · E value head size
     rank 2   q · k4 k5  →  out, lse  ╯
 
 One all-gather of S rows instead of all keys: for decoding, attention pooling, latents.  All ranks merge the same
-numbers in the same order, so that they hold the same bits.  In backward nothing travels: `out` and `lse` are those of all
+numbers in the same order, so that they hold the same bits.  In backward nothing travels: `out` and `lse` are of all
 keys, dk and dv belong to the rank's own, and dq is this rank's part of a sum that the graph takes (`sp.replicate`).
 Known as flash-decoding, with ranks for splits.
 """
