@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from sp.errors import Refusal
-from sp.mask import Band
+from sp.mask import FULL, Band
+from sp.score import Score
 from sp.strategy import Strategy
 
 
@@ -109,7 +110,7 @@ class Port:
 @dataclass(frozen=True)
 class AttentionSite:
     """One rewritten attention, for the report.  queries, keys: how many, as expressions in the sequences' symbols.
-
+    mask: what is known when the graph is made.  score: what happens to scores inside of it, in words for people.
     transport: the strategy's, or "merge" where the queries have no sequence."""
 
     node: str
@@ -124,7 +125,15 @@ class AttentionSite:
     item_bytes: int
     kernel: str
     why: str
+    score: Score
+    words: tuple[str, ...]
     transport: str
+
+    @property
+    def scores(self) -> str:
+        """`causal & padding (attention_mask)`: all that decides what a query sees, and how much."""
+        shown = [] if self.words and self.mask == FULL else [str(self.mask)]
+        return " & ".join([*shown, *self.words])
 
 
 @dataclass(frozen=True)

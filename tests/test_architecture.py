@@ -32,7 +32,7 @@ ARROWS = {
     "runtime": ("errors layout mask plan score", "torch"),
     "program": (f"{FACTS}", "torch sympy"),
     "generation": ("errors runtime.agreement runtime.comm", "torch"),
-    "passes": (f"{FACTS} caches program runtime.ops runtime.scores.op_table", "torch sympy networkx"),
+    "passes": (f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table", "torch sympy networkx"),
     "show": (f"{FACTS} program passes.fxtools passes.naming passes.capture", "torch sympy networkx tabulate"),
     "testing": (f"{FACTS} program show runtime passes", "torch sympy networkx"),
     "options": (f"{FACTS} passes", "torch"),

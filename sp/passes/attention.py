@@ -19,7 +19,6 @@ import operator
 from dataclasses import dataclass, replace
 from typing import cast
 
-import torch
 from torch import fx
 
 from sp.errors import Refusal
@@ -33,7 +32,6 @@ from sp.passes.fxtools import (
     same_size,
     shape,
     source_line,
-    tensor,
 )
 from sp.passes.grouped import ungroup
 from sp.passes.index_algebra import IndexAlgebra
@@ -41,8 +39,10 @@ from sp.passes.index_rules import INDEX_RULES
 from sp.passes.score_read import read_mask
 from sp.passes.score_sources import laid_out
 from sp.passes.score_trace import Tracer, Untraceable
+from sp.passes.score_words import words
 from sp.passes.sizes import Sizes
 from sp.program import AttentionSite, Program
+from sp.runtime.kernels import choose_kernel, filling
 from sp.runtime.ops import attention as attention_op
 
 SDPA = "aten.scaled_dot_product_attention"
@@ -69,9 +69,8 @@ class RewriteAttention:
                 sites.append(found)
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
-        masks = sorted({str(site.mask) for site in sites})
-        proven = ", ".join(masks) or "none"
-        text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {proven}"
+        masks = ", ".join(sorted({site.scores for site in sites})) or "none"
+        text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {masks}"
         return replace(program, attentions=tuple(sites)).refuse(refused).note(self.name, text)
 
     def check(self, program: Program) -> None:
@@ -95,7 +94,9 @@ class RewriteAttention:
             return refusal(node, f"its mask {band} hides every key from some query", "use a mask without a window")
         key, value, why = ungroup(query, key, value, bool(enable_gqa))
         width = int(shape(query)[3])
-        kernel = self.kernel or choose_kernel(tensor(query), width, int(shape(value)[3]))
+        q, k, v = (operand.meta["val"] for operand in (query, key, value))
+        kernel = self.kernel or choose_kernel(q, k, v)
+        filled = filling(q, v) if kernel == "flash" else ""
         given = cast("float | None", scale)
         build = Builder(node, program)
         leaves = [laid_out(source, build) for source in reading.sources]
@@ -113,7 +114,9 @@ class RewriteAttention:
             value_width=int(shape(value)[3]),
             item_bytes=node.meta["val"].dtype.itemsize,
             kernel=kernel,
-            why=why,
+            why="; ".join(filter(None, (why, filled))),
+            score=reading.score,
+            words=words(reading.score, reading.sources),
             transport=transport,
         )
 
@@ -176,14 +179,3 @@ def _replace(
     output.meta = dict(node.meta)
     node.replace_all_uses_with(output)
     graph.erase_node(node)
-
-
-def choose_kernel(query: torch.Tensor | None, width: int, value_width: int) -> str:
-    """`flash` where torch's FlashAttention takes these operands, otherwise `dense`; the report shows which."""
-    assert query is not None
-    if width != value_width:
-        return "dense"
-    if query.device.type == "cuda":
-        fits = query.dtype in (torch.float16, torch.bfloat16) and width % 8 == 0 and width <= 256
-        return "flash" if fits else "dense"
-    return "flash" if query.device.type in ("cpu", "meta") else "dense"

@@ -36,7 +36,7 @@ def sequence_dims(
         named = ((name, tensor, sequence_dim.get(name)) for name, tensor in zip(call.names, tensors, strict=True))
         return [() if dims is None else _checked(name, tensor, dims) for name, tensor, dims in named]
     single = [(sequence_dim % x.ndim,) if -x.ndim <= sequence_dim < x.ndim else () for x in tensors]
-    lengths = {x.shape[dims[0]] for x, dims in zip(tensors, single, strict=True) if dims and x.ndim < _MASK_DIMS}
+    lengths = {x.shape[dims[0]] for x, dims in zip(tensors, single, strict=True) if dims and x.ndim < _MASK_DIMS} - {1}
     dims = [(2, 3) if _is_mask(x, its, lengths) else its for x, its in zip(tensors, single, strict=True)]
     longer = any(x.shape[dim] > 1 for x, its in zip(tensors, dims, strict=True) for dim in its)
     if not longer:
@@ -72,7 +72,7 @@ _MASK_DIMS = 4
 
 
 def _is_mask(tensor: torch.Tensor, dims: Dims, lengths: set[int]) -> bool:
-    if tensor.ndim != _MASK_DIMS or tensor.shape[2] == 1 or tensor.shape[3] == 1:
+    if tensor.ndim != _MASK_DIMS:
         return False
     elsewhere = all(tensor.shape[dim] not in lengths or dim in (2, 3) for dim in dims)
     return elsewhere and tensor.shape[2] in lengths and tensor.shape[3] in lengths

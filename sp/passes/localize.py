@@ -112,6 +112,8 @@ class _Localizer:
         """The form of an old value that a sharded op needs."""
         if isinstance(need, Sharded):
             return self.shard_of(node, need)
+        if isinstance(placed := self.found.natural[node], Sharded) and node not in self.whole:
+            self.whole[node] = self._whole(node, placed, f"the scores of an attention need {node.name} for all tokens")
         if node not in self.found.differentiable:
             return self.whole[node]
         if node not in self.replicas:
@@ -185,13 +187,15 @@ class _Localizer:
     def _gathered(self, value: fx.Node, placement: Placement, name: str, local: bool) -> fx.Node:
         if not isinstance(placement, Sharded):
             return self.whole[value]
-        shard = self.shard_of(value, placement)
-        if local:
-            return shard
-        why = f"output {name!r} is asked for whole"
-        return self.out.insert(
-            ops.unshard, (shard, *self.out.span(placement), *self.out.tail(value, placement)), value, why, Replicated()
+        return (
+            self.shard_of(value, placement)
+            if local
+            else self._whole(value, placement, f"output {name!r} is asked for whole")
         )
+
+    def _whole(self, node: fx.Node, placement: Sharded, why: str) -> fx.Node:
+        arguments = (self.shard_of(node, placement), *self.out.span(placement), *self.out.tail(node, placement))
+        return self.out.insert(ops.unshard, arguments, node, why, Replicated())
 
 
 def _form(port: Port, outputs: OutputForm) -> str:

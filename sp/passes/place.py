@@ -28,7 +28,7 @@ from sp.passes.placements import Placements, carries_gradients, is_differentiabl
 from sp.passes.refusals import Refusals, read_by_refused
 from sp.passes.rule_table import CREATIONS, find_rule, passes_through
 from sp.passes.rules import TRAVELS, Case, Refused, Ruling
-from sp.passes.score_sources import is_stored
+from sp.passes.score_sources import is_for_tiles, is_gathered
 from sp.program import Placement, Program, Replicated, Sharded
 
 
@@ -128,7 +128,7 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
         if node in found.moot:
             found.unknown.add(node)
             return
-        if is_stored(node) and _is_for_attention(node):  # a view of what is there anyway, for a tile to cut
+        if is_for_tiles(node):
             found.natural[node] = Replicated()
             return
         raise Refused(f"it builds a sequence × sequence value of shape {shape(node)}", "let an attention take its mask")
@@ -147,10 +147,6 @@ def _judge(node: fx.Node, program: Program, found: Placements) -> None:
         return
     found.natural[node] = Replicated()
     _local_form(node, program, operands, found)
-
-
-def _is_for_attention(node: fx.Node) -> bool:
-    return all(op_name(user) == "sp.attention" or (is_stored(user) and _is_for_attention(user)) for user in node.users)
 
 
 def _refuse_random(node: fx.Node) -> None:
@@ -219,7 +215,8 @@ def _rule(node: fx.Node, anchor: fx.Node, program: Program, operands: list[fx.No
     if silent:
         raise Refused(f"its rule does not say what {', '.join(silent)} must be", "add a rule for this form of the op")
     for operand, need in ruling.operands.items():
-        _check_need(operand, need, found)
+        if not is_gathered(operand, node, found.natural[operand]):
+            _check_need(operand, need, found)
     return ruling
 
 

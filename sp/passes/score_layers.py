@@ -85,6 +85,16 @@ def _filling(
     return Layer(condition, operand_frame(condition, frame), negated, number, cast(fx.Node, inner))
 
 
+def terms(node: fx.Node, frame: Frame) -> Iterator[Layer]:
+    """What is added up in an additive mask."""
+    node, frame = through(node, frame)
+    if op_name(node) == "aten.add" and not node.kwargs and all(tensor(operand) is not None for operand in node.args):
+        for operand in cast("tuple[fx.Node, fx.Node]", node.args):
+            yield from terms(operand, operand_frame(operand, frame))
+    else:
+        yield Layer(node, frame)
+
+
 def _number(amount: object) -> float | None:
     """A number, or what a tensor is filled with."""
     if isinstance(amount, fx.Node) and amount.op == "call_function":

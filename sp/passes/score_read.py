@@ -19,7 +19,7 @@ from torch import fx
 from sp.mask import CAUSAL, FULL, Band
 from sp.passes.frames import BATCH, HEADS, KEYS, QUERIES, Frame, frame_of, operand_frame
 from sp.passes.mask_proof import Unproven, prove_condition, prove_mask, shows_all, shows_itself
-from sp.passes.score_layers import Layer, Part, conjuncts, is_plain, layer_of, through
+from sp.passes.score_layers import Layer, Part, conjuncts, is_plain, layer_of, terms, through
 from sp.passes.score_sources import Source
 from sp.passes.score_trace import Tracer
 from sp.score import Name, Score
@@ -44,7 +44,7 @@ def read_mask(mask: fx.Node | None, is_causal: bool, tracer: Tracer) -> Reading:
     if mask is not None and mask.meta["val"].dtype == torch.bool:
         parts.hide(Part(mask, frame_of(mask, ATTENTION)))
     elif mask is not None:
-        parts.added.append(Layer(mask, frame_of(mask, ATTENTION)))
+        parts.add(Layer(mask, frame_of(mask, ATTENTION)))
     return parts.reading()
 
 
@@ -89,6 +89,15 @@ class _Parts:
         except Unproven:
             return None
 
+    def add(self, layer: Layer) -> None:
+        """Term by term, if one of them hides for good; otherwise as the model adds them."""
+        if layer.softly:
+            self.added.append(layer)
+            return
+        parts = list(terms(layer.node, layer.frame))
+        hard = any(found is not None and not found[1] for found in map(self._proven, parts))
+        self.added += parts if hard else [layer]
+
     def peel(self, node: fx.Node, frame: Frame) -> None:
         """Take off what is outermost: a mask that hides for good, a bias that is added; what is left is a function."""
         node, frame = through(node, frame)
@@ -101,7 +110,7 @@ class _Parts:
         if layer.hides:
             self.hide(layer.part)
         else:
-            self.added.append(layer)
+            self.add(layer)
         assert layer.inner is not None
         self.peel(layer.inner, operand_frame(layer.inner, frame))
 
@@ -134,6 +143,8 @@ class _Parts:
         if layer.softly:
             band = self._band(layer.part)
             return None if band is None else (band, True)
+        if not self.tracer.banded:
+            return None
         try:
             return prove_mask(layer.node, self.tracer.algebra, layer.frame)
         except Unproven:

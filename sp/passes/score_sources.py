@@ -18,8 +18,9 @@ from torch import fx
 
 from sp.passes.builder import Builder
 from sp.passes.frames import Frame
-from sp.passes.fxtools import is_parameter, op_name, positional, tensor
+from sp.passes.fxtools import is_parameter, op_name, positional, result, tensor
 from sp.passes.placements import is_differentiable
+from sp.program import Placement, Sharded
 from sp.score import Leaf
 
 
@@ -80,8 +81,29 @@ def is_stored(node: fx.Node) -> bool:
 
 # What shows a tensor that is there, or a part of it, and makes no other.
 _VIEWS = frozenset(
-    ("view", "squeeze", "unsqueeze", "expand", "permute", "transpose", "t", "mT", "slice", "select", "alias")
+    {
+        *("view", "squeeze", "unsqueeze", "expand", "permute", "transpose", "t", "mT", "slice", "select", "alias"),
+        "sp.replicate",
+    }
 )
+
+
+def is_for_tiles(node: fx.Node) -> bool:
+    """Whether this is a view of what is there anyway, shown to attentions alone, which cut it for their tiles."""
+    readers = (op_name(user) == "sp.attention" or is_for_tiles(user) for user in node.users if result(user) is not None)
+    return is_stored(node) and all(readers)
+
+
+def is_gathered(operand: fx.Node, attention: fx.Node, placement: Placement) -> bool:
+    """Whether this is a number for each token that the model computes from activations, and an attention needs whole
+    for its scores: the one kind of shard that is gathered unasked, since it is small."""
+    return (
+        op_name(attention) == "sp.attention"
+        and operand not in attention.args[:3]
+        and isinstance(placement, Sharded)
+        and placement.is_whole
+        and placement.outer == 1
+    )
 
 
 def differentiable(graph: fx.Graph) -> set[fx.Node]:
@@ -117,6 +139,8 @@ def laid_out(source: Source, build: Builder) -> fx.Node:
         return node
     if not axes:
         return build(torch.ops.aten.view.default, node, [1, 1, 1, 1])
+    if all(axis in (dim, None) for dim, axis in enumerate(source.frame)) and len(source.frame) == 4:
+        return node
     if len(axes) < len(source.frame):
         node = build(torch.ops.aten.squeeze.dims, node, [dim for dim, axis in enumerate(source.frame) if axis is None])
     if axes != sorted(axes):

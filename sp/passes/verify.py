@@ -23,6 +23,7 @@ from sp.passes.fxtools import is_parameter, op_name, result, shape, tensor, tens
 from sp.passes.placements import carries_gradients, is_differentiable
 from sp.passes.rule_table import CREATIONS, find_rule
 from sp.passes.rules import Case, Refused
+from sp.passes.score_sources import is_for_tiles
 from sp.program import Partial, Placement, Program, Replicated, Sharded
 
 _BORDERS = frozenset({"sp.shard", "sp.unshard", "sp.reduce", "sp.replicate"})
@@ -57,7 +58,7 @@ def _is_source(node: fx.Node) -> bool:
 
 def _check_size(node: fx.Node, program: Program) -> None:
     held = sum(map(program.holds_sequence, shape(node)))
-    assert held <= 1, f"{node} is sequence × sequence: {shape(node)}"
+    assert held <= 1 or is_for_tiles(node), f"{node} is sequence × sequence: {shape(node)}"
 
 
 def _check_edges(node: fx.Node, program: Program, differentiable: set[fx.Node]) -> None:

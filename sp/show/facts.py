@@ -46,6 +46,7 @@ def attentions(program: Program, lengths: Sequence[int], world: int) -> list[Att
         pattern = tuple("*" if part.isdigit() else part for part in site.node.split("."))
         facts = (
             site.mask,
+            site.words,
             site.queries,
             site.keys,
             site.heads,

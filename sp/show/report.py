@@ -121,6 +121,8 @@ class Report:
         total = f"{byte_count(forward)} forward and {byte_count(backward)} backward"
         note = f"Sent: by the busiest rank, for one sequence of the batch; {total} in all."
         work = "Work: least, mean and most of all ranks; balance: mean / most."
+        if any(each.site.score.visible or each.site.score.bias for each in self._attentions):
+            work += "\nMasks of data hide more when the model runs: blocks that they hide are skipped."
         return f"{table(rows, headers, right=(4, 5, 7))}\n{note}\n{work}"
 
     def _insertion_summary(self) -> str:
@@ -140,7 +142,7 @@ def _attention_row(each: Attention) -> tuple[str, ...]:
     shares = (min(costs.area) / total, 1 / len(costs.area), max(costs.area) / total)
     work = " / ".join(percent(share).removesuffix(" %") for share in shares) + " %"
     sent = byte_count(max(costs.forward)), byte_count(max(costs.backward))
-    return where, str(site.mask), heads, site.kernel, *sent, work, percent(costs.balance), site.why
+    return where, site.scores, heads, site.kernel, *sent, work, percent(costs.balance), site.why
 
 
 def _attention_dict(each: Attention) -> dict[str, Any]:
@@ -150,6 +152,8 @@ def _attention_dict(each: Attention) -> dict[str, Any]:
         "count": each.count,
         "source": site.source,
         "mask": str(site.mask),
+        "score": str(site.score),
+        "words": list(site.words),
         "heads": site.heads,
         "kv_heads": site.kv_heads,
         "kernel": site.kernel,

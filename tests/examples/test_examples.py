@@ -122,3 +122,11 @@ def test_batches_are_text_and_the_same_for_the_same_step():
     assert (first == again).all()
     assert not (first == PythonSources().batch(4, 2, 500)).all()
     bytes(first[0].tolist()).decode("utf-8", errors="ignore").encode("ascii", errors="ignore").index(b" ")
+
+
+def test_packed_and_padded_documents_equal_them_one_by_one():
+    done = python("examples/packed_documents.py", "--documents", "4", "--longest", "61")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "equal within 1e-05 on every rank"
+    assert "documents (position_ids)" in done.stdout
+    assert done.stdout.count("padding (attention_mask)") == 2

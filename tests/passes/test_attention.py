@@ -7,12 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from sp.mask import CAUSAL, FULL, Band
 from sp.passes.attention import SDPA, RewriteAttention
 from sp.passes.fxtools import op_name
 from sp.passes.manager import run_passes
 from sp.program import Program
+from sp.runtime.kernels import choose_kernel, filling
 from sp.testing.trial import run_whole
 from tests.passes.masks import visible
 from tests.passes.programs import normalized, rewritten
@@ -60,12 +62,9 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "batch of the queries": ("which it broadcasts", lambda x: sdpa(x[:1], x, x)),
     "heads of the queries": ("which it broadcasts", lambda x: sdpa(x[:, :1], x, x)),
     "heads of keys alone": ("which it broadcasts", lambda x: sdpa(x, x[:, :1], x)),
-    "mask from an input": ("x is an input", lambda x: sdpa(x, x, x, attn_mask=(x[:, :, :, :1] > 0).mT)),
-    "document mask": (
-        "x is an input",
-        lambda x: sdpa(
-            x, x, x, attn_mask=(x[..., 0] > 0).cumsum(-1)[..., None] == (x[..., 0] > 0).cumsum(-1)[..., None, :]
-        ),
+    "running sum of a mask": (
+        "its mask is not known tile by tile: aten.cumsum does not work element by element (at cumsum)",
+        lambda x: sdpa(x, x, x, attn_mask=(window(x) | (x[:, :, :, :1] > 0)).cumsum(-1) < 3),
     ),
 }
 
@@ -88,11 +87,11 @@ class Buffered(nn.Module):
         return sdpa(x, x, x, attn_mask=self.mask[: x.shape[2], : x.shape[2]])
 
 
-def test_mask_in_a_buffer_is_refused() -> None:
+def test_mask_in_a_buffer_is_data() -> None:
     """Its contents may change after capture."""
     program = normalized(Buffered(), torch.zeros(2, 4, 9, 8))
-    text = refusals(RewriteAttention().run(program.fork()))
-    assert "is a parameter or buffer: its values are not known" in text
+    (site,) = RewriteAttention().run(program.fork()).attentions
+    assert (site.mask, str(site.score)) == (FULL, "l0:qk -> visible=l0")
 
 
 def test_keys_of_another_length() -> None:
@@ -115,20 +114,49 @@ def test_constants_made_by_torch_tensor() -> None:
 
 
 def test_mask_made_without_gradients() -> None:
-    """It has a graph of its own, which the algebra does not read."""
+    """`normalize` dissolves its graph; without it, the mask is a result of what nobody looks into."""
 
     def way(x: Tensor) -> Tensor:
         with torch.no_grad():
             mask = torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril()
         return sdpa(x, x, x, attn_mask=mask)
 
-    assert "the index algebra does not know getitem" in refusal(way)
+    assert "getitem does not work element by element" in refusal(way)
 
 
 def test_all_refusals_at_once() -> None:
     text = refusal(lambda x: sdpa(x, x, x, dropout_p=0.1) + sdpa(x, x, x) + sdpa(x[0], x[0], x[0]))
     assert "scaled_dot_product_attention: " in text
     assert "scaled_dot_product_attention_2: " in text
+
+
+@pytest.mark.parametrize(
+    ("size", "value_size", "device", "kernel", "why"),
+    [
+        (8, 8, "cpu", "flash", ""),
+        (12, 8, "cpu", "flash", "values of head size 8 filled up to 12 for flash"),
+        (8, 12, "cpu", "flash", "queries and keys of head size 8 filled up to 12 for flash"),
+        (
+            60,
+            60,
+            "cuda",
+            "flash",
+            "queries, keys and values of head size 60 filled up to 64 for flash",
+        ),
+        (192, 128, "cuda", "flash", "values of head size 128 filled up to 192 for flash"),
+        (576, 512, "cuda", "dense", ""),
+    ],
+)
+def test_kernel_for_head_sizes(size: int, value_size: int, device: str, kernel: str, why: str) -> None:
+    """Those of DeepSeek's attention among them; what is filled up is in the report."""
+    with FakeTensorMode():
+        q, v = (torch.empty(2, 4, 9, n, dtype=torch.bfloat16, device=device) for n in (size, value_size))
+        assert choose_kernel(q, q, v) == kernel
+        assert kernel == "dense" or filling(q, v) == why
+    if device == "cpu":
+        (site,) = rewritten(lambda x: sdpa(*[F.pad(x, (0, size - 8))] * 2, F.pad(x, (0, value_size - 8)))).attentions
+        assert site.kernel == kernel
+        assert site.why == "; ".join(filter(None, ("as many key heads as query heads", why)))
 
 
 def tiny(name: str, **more: Any) -> nn.Module:
@@ -180,8 +208,18 @@ def test_masks_of_transformers(name: str) -> None:
         assert torch.equal(seen, visible(band, length).expand_as(seen))
 
 
-@pytest.mark.parametrize("given", ["attention_mask", "position_ids"])
-def test_masks_of_transformers_that_depend_on_inputs(given: str) -> None:
+OF_INPUTS = {
+    ("Llama", "attention_mask"): "causal & padding (attention_mask)",
+    ("Mistral", "attention_mask"): "window(3, 0) & padding (attention_mask)",
+    ("Bert", "attention_mask"): "padding (attention_mask)",
+    ("Llama", "position_ids"): "order (position_ids) & documents (position_ids)",
+}
+
+
+@pytest.mark.parametrize(("name", "given"), OF_INPUTS)
+def test_masks_of_transformers_that_depend_on_inputs(name: str, given: str) -> None:
     ids = torch.zeros(2, 12, dtype=torch.long)
-    program = normalized(tiny("Llama"), ids, sequence_dim=1, **{given: torch.ones_like(ids)})
-    assert f"{given} is an input" in refusals(run_passes(program, [RewriteAttention()]))
+    options = {"sliding_window": 4} if name == "Mistral" else {}
+    program = normalized(tiny(name, **options), ids, sequence_dim=1, **{given: torch.ones_like(ids)})
+    (site,) = run_passes(program, [RewriteAttention()]).attentions
+    assert site.scores == OF_INPUTS[name, given]

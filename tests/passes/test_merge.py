@@ -125,3 +125,14 @@ def biased(m: Small, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("forward", [hidden, biased], ids=lambda forward: forward.__name__)
 def test_masks_are_exact(forward: Callable[[Small, Tensor], Any], strategy: str) -> None:
     check_forward(forward, strategy, lengths=(9, 7))
+
+
+def added(m: Small, ids: Tensor) -> Tensor:
+    """An additive mask of a few queries, as eager attention has it: no band, though it looks like one."""
+    x, z = m.e(ids), m.p[None, :3].expand(ids.shape[0], -1, -1)
+    seen = torch.arange(ids.shape[1]) <= torch.arange(3)[:, None]
+    return sdpa(heads(z), heads(x), heads(m.l(x)), attn_mask=torch.where(seen, 0.0, -torch.inf).to(x.dtype))
+
+
+def test_additive_masks_are_exact() -> None:
+    check_forward(added, "striped", lengths=(9, 7))

@@ -9,9 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sp.errors import UnsupportedModelError
-from sp.passes import pipeline
+from sp.passes import pipeline, preparation
+from sp.passes.attention import RewriteAttention
+from sp.passes.fxtools import op_name
+from sp.passes.localize import Localize
+from sp.passes.manager import run_passes
 from sp.passes.normalize import Normalize
 from sp.passes.place import Place
+from sp.passes.reduce import Reduce
 from tests.passes.exact import STRATEGIES, check, check_forward
 from tests.passes.programs import IDS_BS, Small, listing, ops, program_of
 
@@ -129,3 +134,19 @@ def assert_refused(forward: Callable[..., Any], reason: str) -> None:
         program_of(forward, IDS_BS, passes=(Normalize(), Place()))
     assert reason in str(caught.value)
     assert "remedy:" in str(caught.value)
+
+
+def test_what_a_score_is_computed_from_is_whole() -> None:
+    """Leaves of an attention: ids stay replicated, also where their shards exist; a parameter's gradient is summed."""
+
+    def forward(m: Small, ids: Tensor) -> Tensor:
+        return attended(hidden(m, ids)) + (ids[:, :, None] + m.p[:1, None])
+
+    program = program_of(forward, IDS_BS, passes=(*preparation(), RewriteAttention(), Reduce()))
+    (node,) = (node for node in program.graph.nodes if op_name(node) == "sp.attention")
+    (ids,) = program.graph.find_nodes(op="placeholder")
+    (table,) = (node for node in program.graph.find_nodes(op="get_attr") if str(node.target).endswith("p"))
+    node.update_arg(3, [ids, table])
+    text = listing(run_passes(program, [Place(), Localize()]))
+    assert "attention_default = sp.attention(transpose, transpose, transpose, [inputs_0, replicate_" in text, text
+    assert "sp.shard(inputs_0" in text

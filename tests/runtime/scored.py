@@ -130,11 +130,19 @@ def trains(text: str) -> list[bool]:
     return [word.endswith("+grad") for word in words]
 
 
+def leaves_of(case: Case, length: int, dtype: torch.dtype) -> list[Tensor]:
+    """Those that train in the dtype of the model; the others are often wider."""
+    pairs = zip(case.leaves(length), trains(case.text), strict=True)
+    return [x.to(dtype) if grads else x for x, grads in pairs]
+
+
 def written_out(case: Case, inputs: list[Tensor]) -> list[Tensor]:
     """out, dq, dk, dv and the gradients of the leaves that train, in float64 by autograd."""
     q, k, v = (x.detach().double().requires_grad_() for x in inputs[:3])
     length = q.shape[2]
-    leaves = [x.requires_grad_(grad) for x, grad in zip(case.leaves(length), trains(case.text), strict=True)]
+    leaves = [x.double() if x.is_floating_point() else x for x in leaves_of(case, length, inputs[0].dtype)]
+    for x, grads in zip(leaves, trains(case.text), strict=True):
+        x.requires_grad_(grads)
     share = q.shape[1] // k.shape[1]
     s_BHSS = q @ k.repeat_interleave(share, 1).mT * SCALE
     s_BHSS = case.formula(s_BHSS, torch.arange(length).unsqueeze(1), torch.arange(length), leaves)
@@ -156,7 +164,7 @@ def spread_and_gather(case: Case, inputs: list[Tensor], layout: str, kernel: str
     def rank(name: str, number: int) -> list[Tensor]:
         here = torch.tensor(LAYOUTS[layout].positions(length, number, world))
         q, k, v, grad = (x.transpose(1, 2)[:, here].transpose(1, 2) for x in inputs)
-        leaves = [x.to(dtype) if x.is_floating_point() else x for x in case.leaves(length)]
+        leaves = leaves_of(case, length, dtype)
         trained = [x for x, grads in zip(leaves, trains(case.text), strict=True) if grads]
         for x in (q, k, v, *trained):
             x.requires_grad_()

@@ -18,6 +18,7 @@ from sp.runtime import ring
 from sp.runtime.comm import Exchange, World, find_world
 from sp.runtime.kernels import KERNELS, Kernel
 from sp.runtime.ring import Saved, ring_backward, ring_forward
+from sp.runtime.scores import BoundScore
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import (
     SCALE,
@@ -91,12 +92,29 @@ def test_low_precision_is_no_worse_than_one_device(mask: Band, layout: str, dtyp
     assert all(f <= 1.5 * a for f, a in zip(found, alone, strict=True)), (found, alone)
 
 
-def test_values_of_another_size() -> None:
-    """Only the dense kernel takes them; keys and values still travel in one buffer."""
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("mask", [CAUSAL, Band(4, 0), Band(None, 2), Band(3, None)], ids=str)
+@pytest.mark.parametrize(("size", "value_size"), [(8, 3), (3, 8)])
+def test_values_of_another_size(size: int, value_size: int, mask: Band, kernel: str) -> None:
+    """Keys and values still travel in one buffer, as they are."""
     q, k, v, grad = make_inputs(11)
-    inputs = [q, k, v[..., :3], grad[..., :3]]
-    found = spread_and_gather(inputs, CAUSAL, "striped", "dense", 3)
-    assert max(relative_errors(found, single(inputs, CAUSAL))) < 1e-13
+    inputs = [q[..., :size], k[..., :size], v[..., :value_size], grad[..., :value_size]]
+    found = spread_and_gather(inputs, mask, "striped", kernel, 3)
+    assert max(relative_errors(found, single(inputs, mask))) < 1e-13
+
+
+def test_what_is_filled_up_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    post = ring.post_exchange
+
+    def recorded(world: World, send: Tensor, *rest: Any) -> Exchange:
+        sent.append(send.numel())
+        return post(world, send, *rest)
+
+    monkeypatch.setattr(ring, "post_exchange", recorded)
+    q, k, v, grad = make_inputs(12)
+    spread_and_gather([q, k, v[..., :3], grad[..., :3]], CAUSAL, "striped", "flash", 2)
+    assert set(sent) == {2 * 2 * 6 * (8 + 3)}  # batch × heads × tokens × sizes: keys and values, and their gradients
 
 
 class Recorder:
@@ -226,3 +244,24 @@ def test_no_tensor_is_tokens_by_tokens(mask: Band) -> None:
 
     local = length // 2
     assert max(run_ranks(2, rank)) <= heads * local * 128 < heads * local * local / 8
+
+
+@pytest.mark.parametrize("text", ["a = eq.Tensor(l0, l1) -> visible=a", "t = tanh.default(s) -> score=t"])
+def test_no_score_is_tokens_by_tokens(text: str) -> None:
+    """Documents and functions of scores too: what a kernel evaluates at once has a size of its own."""
+    length, heads = 6144, 2
+
+    def rank(group: dist.ProcessGroup) -> int:
+        world = find_world(group.group_name)
+        plan = make_plan("striped", CAUSAL, length, world.size, world.rank)
+        q, k, v, grad = make_inputs(length // world.size, heads=heads, batch=1, dtype=torch.float32)
+        ids = torch.arange(length) // 1500
+        leaves = [ids.view(1, 1, -1, 1), ids.view(1, 1, 1, -1)]
+        score = BoundScore.bind(f"l0:q l1:k; {text}", leaves, plan, q.device)
+        with LargestTensor() as largest:
+            out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world, score)
+            ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, score)
+        return largest.numel
+
+    local = length // 2
+    assert max(run_ranks(2, rank)) <= heads * 256 * 2048 < heads * local * local / 8

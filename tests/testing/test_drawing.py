@@ -28,5 +28,5 @@ def test_a_generator_makes_it_the_same_everywhere():
 
 
 def test_an_empty_example():
-    assert draw(torch.empty(0, 3), 1, 7).shape == (0, 7)
-    assert torch.equal(draw(torch.empty(2, 0), 1, 3), torch.zeros(2, 3))
+    assert draw(torch.empty(0, 3), {1: 7}).shape == (0, 7)
+    assert torch.equal(draw(torch.empty(2, 0), {1: 3}), torch.zeros(2, 3))

@@ -14,6 +14,8 @@ from sp.errors import StrategyError
 from sp.plan import Tile
 from sp.runtime.kernels import dense, flash
 from sp.runtime.kernels.blockwise import Backward, Forward
+from sp.runtime.kernels.choice import choose_kernel as choose_kernel
+from sp.runtime.kernels.choice import filling as filling
 
 
 @dataclass(frozen=True)

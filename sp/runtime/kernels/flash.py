@@ -17,7 +17,7 @@ from torch import Tensor
 from sp.errors import InputError, StrategyError
 from sp.plan import Tile
 from sp.runtime.kernels import blockwise, dense, pieces
-from sp.runtime.kernels.bands import FAINT, faint, hidden
+from sp.runtime.kernels.bands import FAINT, added, faint, hidden
 from sp.runtime.kernels.blockwise import Gradients, Results
 from sp.runtime.kernels.operators import MOST_ON_CUDA, common_size, run_backward, run_forward
 from sp.runtime.merge import accumulation_dtype
@@ -138,14 +138,18 @@ def _turned(*tensors: Tensor) -> list[Tensor]:
 def _forward_masked(
     q_BHRD: Tensor, k_BGCD: Tensor, v_BGCE: Tensor, tile: Tile, scale: float, score: TileScore | None
 ) -> Results:
-    mask = _mask(tile, score, q_BHRD)
+    if score is None:  # each row of a tile sees something
+        return run_forward(q_BHRD, k_BGCD, v_BGCE, False, scale, _mask(tile, None, q_BHRD, q_BHRD.dtype))
+    mask = _mask(tile, score, q_BHRD, accumulation_dtype(q_BHRD.dtype))
     top = mask.amax(-1)
     is_faint = faint(top)
-    if is_faint.any() and q_BHRD.dtype.itemsize == 2:  # too few bits for numbers beside which scores are nothing
+    some_faint = score.score.bias is not None and bool(is_faint.any())
+    if some_faint and q_BHRD.dtype.itemsize == 2:  # too few bits for numbers beside which scores are nothing
         return dense.forward(q_BHRD, k_BGCD, v_BGCE, tile, scale, score)
     out_BHRE, lse_BHR = run_forward(q_BHRD, k_BGCD, v_BGCE, False, scale, mask.to(q_BHRD.dtype))
-    uniform = (mask > -torch.inf).sum(-1).to(lse_BHR.dtype).log_().add_(FAINT)
-    lse_BHR = torch.where(is_faint, uniform, lse_BHR)
+    if some_faint:
+        uniform = (mask > -torch.inf).sum(-1).to(lse_BHR.dtype).log_().add_(FAINT)
+        lse_BHR = torch.where(is_faint, uniform, lse_BHR)
     return out_BHRE, lse_BHR.masked_fill_(top == -torch.inf, -torch.inf)
 
 
@@ -165,17 +169,15 @@ def _backward_masked(
     blind = lse_BHR == -torch.inf
     if ((lse_BHR < FAINT / 2) & ~blind).any():
         return dense.backward(*operands, lse_BHR, tile, scale, score, totals)
-    mask = _mask(tile, score, q_BHRD).to(q_BHRD.dtype)
+    mask = _mask(tile, score, q_BHRD, q_BHRD.dtype)
     return run_backward(*operands, lse_BHR.masked_fill(blind, _NEVER), False, scale, mask)
 
 
-def _mask(tile: Tile, score: TileScore | None, q_BHRD: Tensor) -> Tensor:
+def _mask(tile: Tile, score: TileScore | None, q_BHRD: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to the scores of `tile`: of the score, and -inf outside of the band.  [B or 1, H or 1, R, C]"""
-    dtype, rows, columns = accumulation_dtype(q_BHRD.dtype), tile.q1 - tile.q0, tile.k1 - tile.k0
     if score is None:
-        mask = q_BHRD.new_zeros((1, 1, rows, columns), dtype=dtype)
-    else:
-        mask = score.added(dtype)
-        mask = mask.expand(*mask.shape[:2], rows, columns)
+        return added(tile, dtype, q_BHRD.device)[None, None]
+    mask = score.added(dtype)
+    mask = mask.expand(*mask.shape[:2], tile.q1 - tile.q0, tile.k1 - tile.k0)
     hidden_RC = hidden(tile, q_BHRD.device)
     return mask if hidden_RC is None else mask.masked_fill(hidden_RC, -torch.inf)

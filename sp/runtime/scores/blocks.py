@@ -51,7 +51,7 @@ class _Rectangle:
         """The one around this rectangle and one in the next block of rows; None if it holds blocks of another kind."""
         least, most = max(self.least, below.least), min(self.most, below.most)
         first, last = min(self.first, below.first), max(self.last, below.last)
-        if self.kind != below.kind or self.q1 != below.q0 or first < least or last > most:
+        if self.kind != below.kind or first < least or last > most:
             return None
         return replace(self, q1=below.q1, first=first, last=last, least=least, most=most)
 

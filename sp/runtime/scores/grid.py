@@ -5,7 +5,7 @@ B batch · H query heads · N blocks of rows, M blocks of columns · W tokens of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,11 +70,7 @@ def judge(score: Score, leaves: Sequence[Tensor], rows: Side, columns: Side, pai
     """What is sure about each block.  pairs: look into leaves of queries × keys too, at the cost of reading them."""
     wanted = [name for name in (score.visible, score.bias) if name is not None]
     reached = score.reach(wanted)
-    known = _positions(rows, columns)
-    for index, (leaf, x) in enumerate(zip(score.leaves, leaves, strict=True)):
-        if f"l{index}" in reached:
-            known[f"l{index}"] = _leaf(leaf, x, rows, columns) if pairs or leaf.form != "qk" else _unread(x)
-    values = bound_values(score, known, wanted)
+    values = bound_values(score, known_intervals(score, leaves, rows, columns, reached, pairs), wanted)
     no = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=rows.positions_NW.device)
     hidden, softly, opened = no, no, ~no if score.score is None else no
     if score.visible is not None:
@@ -88,19 +84,25 @@ def judge(score: Score, leaves: Sequence[Tensor], rows: Side, columns: Side, pai
     return Verdicts(*(_for_all(x, shape) for x in (hidden, hidden | softly, opened)))
 
 
+def known_intervals(
+    score: Score, leaves: Sequence[Tensor], rows: Side, columns: Side, reached: Container[str], pairs: bool = True
+) -> dict[str, Interval]:
+    """Of the positions, of the score, which may be anything, and of the leaves that are `reached`."""
+    query, key = POSITIONS
+    known = {
+        query: Interval(*(end.view(1, 1, -1, 1) for end in rows.ends)),
+        key: Interval(*(end.view(1, 1, 1, -1) for end in columns.ends)),
+        SCORE: anything(torch.zeros((1, 1, 1, 1), device=rows.positions_NW.device)),
+    }
+    for index, (leaf, x) in enumerate(zip(score.leaves, leaves, strict=True)):
+        if f"l{index}" in reached:
+            known[f"l{index}"] = _leaf(leaf, x, rows, columns) if pairs or leaf.form != "qk" else _unread(x)
+    return known
+
+
 def _for_all(verdict_BHNM: Tensor, shape: tuple[int, int]) -> Tensor:
     """Over batch and heads."""
     return verdict_BHNM.expand(-1, -1, *shape).flatten(0, 1).all(0)
-
-
-def _positions(rows: Side, columns: Side) -> dict[str, Interval]:
-    query, key = POSITIONS
-    nothing = anything(torch.zeros((1, 1, 1, 1), device=rows.positions_NW.device))
-    return {
-        query: Interval(*(end.view(1, 1, -1, 1) for end in rows.ends)),
-        key: Interval(*(end.view(1, 1, 1, -1) for end in columns.ends)),
-        SCORE: nothing,
-    }
 
 
 def _leaf(leaf: Leaf, x: Tensor, rows: Side, columns: Side) -> Interval:

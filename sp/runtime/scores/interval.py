@@ -25,12 +25,6 @@ class Interval:
     low: Tensor
     high: Tensor
 
-    def settled(self) -> Interval:
-        """Nothing is known where one end is nan."""
-        if not self.low.is_floating_point():
-            return self
-        return self.or_anything(self.low.isnan() | self.high.isnan())
-
     def or_anything(self, unknown: Tensor) -> Interval:
         """The widest interval where `unknown` holds."""
         widest = anything(self.low)
@@ -67,7 +61,9 @@ def sample(op: str, arguments: Arguments) -> Tensor:
 
 
 def monotone(op: str, arguments: Arguments) -> Interval:
-    """Of an operator that rises or falls in each operand as long as the others stay: ends come from ends."""
+    """Of an operator that rises or falls in each operand as long as the others stay: ends come from ends.
+
+    Where one of these is nan, both are: `minimum` and `maximum` pass it on."""
     corners = list(_corners(op, arguments))
     return Interval(reduce(torch.minimum, corners), reduce(torch.maximum, corners))
 

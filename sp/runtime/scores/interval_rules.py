@@ -42,8 +42,14 @@ def _product(op: str, a: Arguments) -> Interval | None:
     found = _arithmetic(op, a)
     if found is None or not found.low.is_floating_point():
         return found
-    one, other = as_interval(a["self"]), as_interval(a["other"])
+    one, other = (_rounded(a[key], found.low.dtype) for key in ("self", "other"))
     return found.or_anything(_infinite(one) & _spans_zero(other) | _infinite(other) & _spans_zero(one))
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Interval:
+    """An operand in the dtype of the arithmetic, in which a large integer may be infinite and a small number 0."""
+    value = as_interval(value)
+    return Interval(value.low.to(dtype), value.high.to(dtype))
 
 
 def _infinite(value: Interval) -> Tensor:
@@ -55,16 +61,27 @@ def _spans_zero(value: Interval) -> Tensor:
 
 
 def _quotient(op: str, a: Arguments) -> Interval | None:
-    """Nothing is known where the divisor may be 0, and of rounded quotients of floats."""
-    dividend, divisor = a["self"], as_interval(a["other"])
-    unknown = _spans_zero(divisor)
-    safe = divisor.replaced(unknown, 1) if isinstance(a["other"], Interval) else a["other"] or 1
+    """Nothing is known where the divisor may be 0."""
     if base_of(op) == "floor_divide" or a.get("rounding_mode") is not None:
-        if not (_is_whole(dividend) and _is_whole(divisor)):
-            return None
-        least = dividend.low == torch.iinfo(dividend.low.dtype).min  # whose quotient by -1 overflows
-        dividend, unknown = dividend.replaced(least, 0), unknown | least
-    return monotone(op, {**a, "self": dividend, "other": safe}).or_anything(unknown)
+        return _whole_quotient(op, a)
+    unknown = _spans_zero(_rounded(a["other"], sample(op, a).dtype))
+    return monotone(op, {**a, "other": _nonzero(a["other"], unknown)}).or_anything(unknown)
+
+
+def _whole_quotient(op: str, a: Arguments) -> Interval | None:
+    """Rounded, of integers.  Of floats it is computed by a remainder, which is not monotone."""
+    dividend, divisor = a["self"], as_interval(a["other"])
+    if not (_is_whole(dividend) and _is_whole(divisor)):
+        return None
+    least = dividend.low == torch.iinfo(dividend.low.dtype).min  # whose quotient by -1 overflows
+    zero = _spans_zero(divisor)
+    safe = {**a, "self": dividend.replaced(least, 0), "other": _nonzero(a["other"], zero)}
+    return monotone(op, safe).or_anything(least | zero)
+
+
+def _nonzero(divisor: Any, unknown: Tensor) -> Any:
+    """A divisor by which integers can be divided; 1 where it may be 0."""
+    return divisor.replaced(unknown, 1) if isinstance(divisor, Interval) else divisor or 1
 
 
 def _is_whole(value: Interval) -> bool:
@@ -83,10 +100,12 @@ def _remainder(op: str, a: Arguments) -> Interval | None:
 
 
 def _absolute(op: str, a: Arguments) -> Interval | None:
+    """0 where the ends have different signs, unless something negative has come out: an integer without counterpart."""
     found = _arithmetic(op, a)
-    if found is None or found.low.dtype == torch.bool:
-        return found
-    return Interval(found.low.masked_fill((a["self"].low < 0) & (a["self"].high > 0), 0), found.high)
+    if found is None:
+        return None
+    across = (a["self"].low < 0) & (a["self"].high > 0) & (found.low > 0)
+    return Interval(found.low.masked_fill(across, 0), found.high)
 
 
 def _compare(op: str, a: Arguments) -> Interval:

@@ -35,4 +35,4 @@ def _bound(line: Line, values: Mapping[str, Interval]) -> Interval:
     arguments: dict[str, Any] = {key: resolve(value, values) for key, value in named}
     rule = RULES.get(base_of(line.op))
     found = rule(line.op, arguments) if rule is not None else None
-    return anything(sample(line.op, arguments)) if found is None else found.settled()
+    return anything(sample(line.op, arguments)) if found is None else found

@@ -20,7 +20,7 @@ from sp.runtime.scores.sight import all_see
 from sp.score import Score
 
 # A grid has at most so many blocks, times batch and heads where the score depends on them.
-_CELLS = 2**20
+_CELLS = 2**22
 
 
 @dataclass(frozen=True)

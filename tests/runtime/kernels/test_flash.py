@@ -155,6 +155,18 @@ def test_cuda_operators_get_what_they_need(dtype: torch.dtype) -> None:
         assert result.transpose(1, 2).is_contiguous()
 
 
+def test_cuda_operators_get_heads_filled_up_to_multiples_of_8() -> None:
+    """The results are cut back."""
+    tile = Tile(0, 5, 0, 5, None, 0)
+    with FakeTensorMode(), Recorder() as recorder:
+        q, v = (torch.empty(1, 2, 5, size, dtype=torch.float16, device="cuda") for size in (60, 20))
+        out, lse = flash.forward(q, q, v, tile, SCALE, None)
+        gradients = flash.backward(out, q, q, v, out, lse, tile, SCALE, None, [])
+    (_, args, _), (_, back_args, _) = recorder.calls
+    assert {x.shape[3] for x in (*args[:3], *back_args[:5])} == {64}
+    assert [x.shape[3] for x in (out, *gradients)] == [20, 60, 60, 20]
+
+
 @pytest.mark.parametrize("tile", TILES[:4], ids=str)
 def test_cuda_never_gets_causal_rectangles(tile: Tile) -> None:
     """With unequal lengths `is_causal` is aligned differently on the two devices."""

@@ -20,6 +20,7 @@ from sp.mask import CAUSAL, Band
 from sp.runtime.ops.attention import attention, attention_backward
 from sp.testing import ProcessWorld, run_ranks
 from tests.runtime.attention_reference import SCALE, make_inputs, relative_errors, single
+from tests.runtime.scored import CASES, leaves_of, trains
 
 LENGTH = 12
 
@@ -47,6 +48,48 @@ def test_opcheck(dtype: torch.dtype, kernel: str) -> None:
 def test_opcheck_with_dims_of_one(shape: tuple[int, int, int, int]) -> None:
     q = torch.randn(shape).requires_grad_()
     torch.library.opcheck(attention, (q, q, q, *arguments(shape[2])))
+
+
+SCORES = ("padding, rows that see nothing", "table", "sinks of queries, documents, soft cap", "bias that trains")
+
+
+def scored(name: str, dtype: torch.dtype = torch.float64, group: str = "") -> tuple[Any, ...]:
+    """The arguments behind q, k, v for one of the cases of `tests.runtime.scored`."""
+    case = CASES[name]
+    leaves = leaves_of(case, LENGTH, dtype)
+    for x, grads in zip(leaves, trains(case.text), strict=True):
+        x.requires_grad_(grads)
+    return leaves, str(case.mask), case.text, *arguments(group=group)[3:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SCORES)
+def test_opcheck_with_a_score(name: str, dtype: torch.dtype) -> None:
+    q, k, v, grad = make_inputs(LENGTH, dtype=dtype)
+    how = scored(name, dtype)
+    torch.library.opcheck(attention, (*requiring_grad(q, k, v), *how))
+    with torch.no_grad():
+        out, lse = attention(q, k, v, *how)
+    leaves = [x.detach() for x in how[0]]
+    torch.library.opcheck(attention_backward, (grad, q, k, v, out, lse, leaves, *how[1:]))
+
+
+def test_leaves_and_score_must_agree() -> None:
+    q, k, v, _ = make_inputs(LENGTH)
+    with pytest.raises(AssertionError, match="attention got 0 leaves, its score 'l0:k -> visible=l0' names 1"):
+        attention(q, k, v, [], "full", "l0:k -> visible=l0", *arguments()[3:])
+
+
+def test_autocast_casts_no_leaf() -> None:
+    """A float32 bias keeps its bits: what the score's text says of dtypes is true."""
+    inputs = make_inputs(LENGTH, dtype=torch.float32)
+    leaves, *how = scored("bias that trains", torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _ = attention(*requiring_grad(*inputs[:3]), leaves, *how)
+        assert out.dtype == torch.bfloat16
+        (gradient,) = torch.autograd.grad(out, leaves, inputs[3].to(out.dtype))
+    assert gradient.dtype == torch.float32
+    assert not gradient.equal(gradient.bfloat16().float())
 
 
 @pytest.mark.parametrize("kernel", ["dense", "flash"])
@@ -222,6 +265,38 @@ def test_compiles_to_one_graph_for_all_lengths(backend: str) -> None:
     error, graphs = compare_compiled(backend, "", 1, 0)
     assert error < 1e-5
     assert graphs == 1
+
+
+class Biased(Layer):
+    """A layer whose scores get a bias from a table that trains, and a key of their own."""
+
+    TEXT = (
+        "l0:table+grad l1:+grad; d = sub.Tensor(i, j); e = clamp.default(d, 0, 6); b = lookup(l0, e) -> bias=b, sink=l1"
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.sink = nn.Parameter(torch.randn(7, 4)), nn.Parameter(torch.randn(1, 4, 1, 1))
+
+    def forward(self, x: Tensor, length: int) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        how = ("causal", self.TEXT, 0.3, length, length, "striped", "ring", "flash", "")
+        out, _ = attention(q, k, v, [self.table, self.sink], *how)
+        return self.out(out.transpose(1, 2).flatten(2)).square().sum()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiles_with_leaves_that_train(backend: str) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    layer, counter = Biased(), CompileCounterWithBackend(backend)
+    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
+    for length in (12, 17, 31):
+        x = torch.randn(2, length, 32)
+        found, wanted = (torch.autograd.grad(run(x, length), list(layer.parameters())) for run in (compiled, layer))
+        assert max(relative_errors(list(found), list(wanted))) < 1e-5
+        assert wanted[0].norm() > 0
+    assert counter.frame_count == 1
 
 
 def compare_compiled_on_a_rank() -> tuple[float, int]:

@@ -90,8 +90,8 @@ CASES = [
     Case("padding", "l0:k -> visible=l0", _padding, lambda x, i, j: hide(x[0])),
     Case(
         "padding by finfo.min",
-        "l0:k; a = _to_copy.default(l0, dtype='float32'); b = rsub.Scalar(a, 1.0); c = mul.Tensor(b, -3.4028234663852886e+38)"
-        " -> bias=c",
+        "l0:k; a = _to_copy.default(l0, dtype='float32'); b = rsub.Scalar(a, 1.0);"
+        " c = mul.Tensor(b, -3.4028234663852886e+38) -> bias=c",
         _padding,
         lambda x, i, j: hide(x[0], F32_MIN),
     ),

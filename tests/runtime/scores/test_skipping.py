@@ -18,7 +18,7 @@ from tests.runtime.scores.cases import CASES, Case
 
 CPU = torch.device("cpu")
 BANDS = [FULL, CAUSAL, Band(13, 0), Band(6, 9)]
-SIZES = [(1, 40, 40), (2, 64, 64), (3, 71, 71), (4, 83, 83), (2, 50, 37), (4, 3, 3)]  # world, queries, keys
+SIZES = [(1, 40, 40), (2, 64, 64), (3, 47, 47), (4, 61, 61), (2, 50, 37), (4, 3, 3)]  # world, queries, keys
 BLOCK = 4
 
 
@@ -72,7 +72,7 @@ def check_rank(bound: BoundScore, dense: Tensor) -> int:
                 count[part] += pairs_of(piece.tile)
                 added = here[(..., *part)]
                 if piece.score is None:
-                    assert (added == 0).expand(-1, -1, *added.shape[2:])[:, :, pairs_of(piece.tile)].all()
+                    assert (added == 0)[:, :, pairs_of(piece.tile)].all(), "the score changes this pair"
                 elif piece.score.form == "added":
                     found = piece.score.added(torch.float64).expand_as(added)
                     torch.testing.assert_close(found, added, rtol=1e-6, atol=0)
