@@ -76,7 +76,10 @@ def _filled_parts(node: fx.Node, sizes: Sizes) -> Call | None:
     """cat: torch leaves out empty tensors of one dim, with which people begin to collect."""
     parts, dim = cast(list[fx.Node], node.args[0]), positional(node)[1]
     filled = [part for part in parts if shape(part) != (0,)]
-    if len(filled) == 1 and filled[0].meta["val"].dtype == node.meta["val"].dtype:
+    dtypes = {part.meta["val"].dtype for part in parts}
+    if len(dtypes) > 1:  # an empty one still widens the result
+        return None
+    if len(filled) == 1:
         return aten.alias.default, (filled[0],)
     return (aten.cat.default, (filled, dim)) if 0 < len(filled) < len(parts) else None
 
