@@ -123,16 +123,25 @@ def _with_settled_cache(
     """Say `use_cache=False` where the caller left it open, and where a cache is asked for but not passed, pass one.
 
     transformers' decoders otherwise return every layer's keys and values, which only generation reads.  A caller who
-    asks for them is not overruled, but windowed layers of a cache that the model makes would drop tokens."""
+    asks for them is not overruled, but windowed layers of a cache that the model makes would drop tokens.  Nor may that
+    word change what is computed: where positions restart, transformers looks for documents only without a cache."""
     if "use_cache" not in parameters or any(caches_in((args, kwargs))):
         return dict(kwargs), ()
     given = dict(zip(parameters, args, strict=False)) | dict(kwargs)
     if "use_cache" not in given:
-        return {**kwargs, "use_cache": False}, ("use_cache=False (the caller left it open)",)
+        if not _may_find_documents(model, given):
+            return {**kwargs, "use_cache": False}, ("use_cache=False (the caller left it open)",)
+        given["use_cache"] = True
     free = [name for name in _CACHES if name in parameters and given.get(name) is None]
     if not given["use_cache"] or not free or not _is_of_transformers(model) or free[0] in [*parameters][: len(args)]:
         return dict(kwargs), ()
     return {**kwargs, free[0]: Kept()}, (f"{free[0]}=DynamicCache() (the caller asked for one)",)
+
+
+def _may_find_documents(model: nn.Module, given: Mapping[str, object]) -> bool:
+    """Whether the model keeps a cache by itself, and so takes positions as they are."""
+    keeps = bool(getattr(getattr(model, "config", None), "use_cache", False))
+    return keeps and given.get("position_ids") is not None and given.get("attention_mask") is None
 
 
 _CACHES = ("cache", "past_key_values")  # what models call it, the newer name first

@@ -168,3 +168,27 @@ def test_transformers_output() -> None:
     assert again.loss is A
     assert again["logits"] is B
     assert again.past_key_values is None
+
+
+@pytest.mark.parametrize(
+    ("keeps", "named", "added"),
+    [
+        (True, {"position_ids": B}, False),
+        (True, {"position_ids": B, "attention_mask": B}, True),
+        (True, {}, True),
+        (False, {"position_ids": B}, True),
+    ],
+)
+def test_use_cache_stays_open_where_it_decides_what_positions_mean(
+    keeps: bool, named: dict[str, Tensor], added: bool
+) -> None:
+    """transformers looks for documents in positions that restart only where it keeps no cache."""
+
+    def forward(
+        input_ids: Any, position_ids: Any = None, attention_mask: Any = None, use_cache: Any = None
+    ) -> None: ...
+
+    asked = model(forward)
+    asked.config = type("Config", (), {"use_cache": keeps})()
+    call, _ = Call.of(asked, (A,), named)
+    assert bool(call.added) == added
