@@ -203,7 +203,7 @@ def _constant(op: str, a: Arguments) -> Interval:
 def _lookup(op: str, a: Arguments) -> Interval:
     """Between the ends of each head's column; the table's interval is [1, heads]."""
     table = a["table"]
-    return Interval(table.low.view(1, -1, 1, 1), table.high.view(1, -1, 1, 1))
+    return Interval(table.low.reshape(1, -1, 1, 1), table.high.reshape(1, -1, 1, 1))
 
 
 _MONOTONE = ("minimum", "maximum", "clamp", "clamp_min", "clamp_max", "relu", "floor", "ceil", "trunc", "round", "sqrt")
