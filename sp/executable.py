@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import sympy
 import torch
 from torch import Tensor, fx, nn
 
+from sp.caches import closed, sharded_cache
 from sp.errors import InputError
 from sp.options import Options
 from sp.passes import pipeline
@@ -63,7 +65,18 @@ class Executable:
         carried = {LENGTH_CARRIER: torch.empty(lengths[0], 0), NOISE_SEED: seed}
         added = [carried[port.name] for port in self.program.inputs if port.is_added]
         with without_autocast():  # the graph has the caller's casts already
-            return self.outputs.rebuild(self.run(*request.tensors, *added))
+            return self._closed(self.outputs.rebuild(self.run(*request.tensors, *added)))
+
+    def _closed(self, output: Any) -> Any:
+        """Caches as transformers' own: those that are not gathered know how long the whole is."""
+        kept = [port for port in self.program.outputs if port.kept]
+        if not kept:
+            return output
+        if not kept[0].local or kept[0].total is None:
+            return closed(output)
+        sizes = {one.symbol: length for one, length in zip(self.program.sequences, self.lengths, strict=True)}
+        total = int(cast(sympy.Integer, kept[0].total.xreplace(sizes)))
+        return closed(output, lambda cache: sharded_cache(cache, total))
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,7 @@ def build(model: nn.Module, request: Request, lengths: Lengths, options: Options
             strategy=options.strategy,
             length=lengths[0] if options.local_inputs else None,
             local_inputs=options.local_inputs,
+            past=request.past,
         )
         program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
         _check_lengths(program, lengths, type(model).__name__)

@@ -82,6 +82,9 @@ def _zigzag(length: int, rank: int, world: int) -> tuple[Run, ...]:
     )
 
 
+# Not to be chosen by a strategy: every rank holds everything, as it does of values without a sequence.
+WHOLE = Layout("whole", lambda length, rank, world: (Run(0, 1, length),))
+
 LAYOUTS = {
     layout.name: layout
     for layout in (Layout("contiguous", _contiguous), Layout("striped", _striped), Layout("zigzag", _zigzag))

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from sp.errors import InputError, SpError, ValidationError
 from sp.executable import Executable, build
+from sp.generation import generate
 from sp.layout import LAYOUTS
 from sp.options import Options
 from sp.request import Lengths, Request
@@ -71,6 +72,13 @@ class ParallelModule(nn.Module):
         seed = draw_seed(world, self.options.generator, self._device()) if executable.is_noisy else None
         return executable(self.model, request, lengths, seed)
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own `generate`, every forward of it on all ranks.  All ranks call it alike, and get the same.
+
+        Keys and values stay on their ranks: a step sends a few numbers for each head.  RankMismatchError where tokens
+        are sampled and the ranks' random states differ."""
+        return generate(self, self.model, find_world(self.options.group), args, kwargs)
+
     def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Capture now, for calls like this one, without any communication.  Tensors are taken to be global."""
         request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
@@ -116,7 +124,7 @@ class ParallelModule(nn.Module):
             failure, statement = error, Statement(error=str(error))
         statements = self._exchange(world, statement, failure)
         assert request is not None
-        if not self.options.local_inputs:
+        if not self.options.local_inputs or request.past is not None:
             return request, request.lengths
         return request, (self._global_length([int(said.length) for said in statements]),)
 
@@ -145,21 +153,38 @@ class ParallelModule(nn.Module):
     def _statement(self, request: Request) -> Statement:
         local = self.options.local_inputs
         calls = max((known.calls for known in self.executables if known.key == request.key), default=0)
-        contents = checksum(request.tensors) if calls < CONTENT_CHECKS and not local else ""
+        recent = calls < CONTENT_CHECKS
+        triples = zip(request.tensors, request.call.kept, request.locals(local), strict=True)
+        whole = [x for x, kept, part in triples if not part and (recent or not kept)]
+        # New tokens are few, and ranks that have sampled different ones would go on with caches that do not fit.
+        compared = request.past is not None or (recent and not local)
         return Statement(
             request.key,
-            shapes=request.shapes(without_sequence=local),
-            contents=contents,
+            shapes=request.shapes(local),
+            contents=checksum(whole) if compared else "",
             length=str(request.lengths[0]),
         )
 
     def _check_length(self, request: Request, world: World) -> None:
+        if request.past is not None:
+            self._check_caches(request, request.past, world)
         shortest = min(request.lengths)
         if not self.options.local_inputs and shortest < world.size:
             raise InputError(
                 f"a sequence of {shortest} tokens cannot be spread over {world.size} ranks",
                 needed="at least one token for each rank",
                 remedy="use a longer sequence, or a smaller mesh",
+            )
+
+    def _check_caches(self, request: Request, past: int, world: World) -> None:
+        needed = LAYOUTS[self.options.strategy.layout].local_length(past, world.rank, world.size)
+        pairs = zip(request.tensors, request.call.kept, strict=True)
+        found = next((x.shape[2] for x, kept in pairs if kept == "local" and x.shape[2] != needed), None)
+        if found is not None:
+            raise InputError(
+                f"a cache of {past} tokens holds {found} on rank {world.rank} of {world.size}",
+                needed=f"{needed}, as the {self.options.strategy.layout} layout deals them",
+                remedy="go on with a cache that this model has returned",
             )
 
     def _global_length(self, lengths: list[int]) -> int:
@@ -178,7 +203,7 @@ class ParallelModule(nn.Module):
             if known.fits(request, lengths):
                 return known
         made = build(self.model, request, lengths, self.options)
-        if self.options.validate:
+        if self.options.validate and request.past is None:
             self._validate(request, lengths)
         self.executables.append(made)
         return made

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-from sp.layout import LAYOUTS, Layout, Run
-from sp.mask import Band
+from sp.layout import LAYOUTS, WHOLE, Layout, Run
+from sp.mask import FULL, Band
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """All steps of one rank, in the order in which a ring brings the keys and values."""
+    """All steps of one rank, in the order in which a ring brings the keys and values.
+
+    layout: deals the keys.  queries: deals the queries; WHOLE where every rank has them all, and its own keys only."""
 
     layout: Layout
     mask: Band
@@ -77,10 +79,22 @@ class Plan:
     world: int
     rank: int
     steps: tuple[Step, ...]
+    queries: Layout
 
     @property
     def area(self) -> int:
         return sum(tile.area for step in self.steps for tile in step.tiles)
+
+    @property
+    def counts_queries(self) -> bool:
+        """Whether this rank accounts for what belongs to its queries: of those that every rank has, the first does."""
+        return self.queries is not WHOLE or self.rank == 0
+
+    @property
+    def local(self) -> tuple[int, int]:
+        """How many queries and keys this rank has."""
+        queries = self.queries.local_length(self.length, self.rank, self.world)
+        return queries, self.layout.local_length(self.keys, self.rank, self.world)
 
 
 @lru_cache(maxsize=4096)
@@ -96,11 +110,23 @@ def make_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys:
         source = (rank - hop) % world
         tiles = _tiles(queries, rule.runs(keys, source, world), mask)
         steps.append(Step(source, _merge(tiles)))
-    return Plan(rule, mask, length, keys, world, rank, tuple(steps))
+    return Plan(rule, mask, length, keys, world, rank, tuple(steps), rule)
+
+
+@lru_cache(maxsize=4096)
+def make_local_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys: int) -> Plan:
+    """The plan of `rank` for `length` queries that every rank has: one step, against the rank's own share of `keys`."""
+    assert mask == FULL, f"{mask} compares positions of two sequences, the queries have none"
+    rule = LAYOUTS[layout]
+    tile = trim(Tile(0, length, 0, rule.local_length(keys, rank, world)))
+    step = Step(rank, () if tile is None else (tile,))
+    return Plan(rule, mask, length, keys, world, rank, (step,), WHOLE)
 
 
 def count_steps(plan: Plan) -> int:
     """How many steps a ring needs until no rank has work left: fewer than `world` under a narrow window."""
+    if plan.queries is WHOLE:
+        return 1
     return _count_steps(plan.layout.name, plan.mask, plan.length, plan.keys, plan.world)
 
 

@@ -91,11 +91,15 @@ NOISE_SEED = "noise_seed"  # what the call's dropouts are drawn from
 
 @dataclass(frozen=True)
 class Port:
-    """One tensor that enters or leaves the program.  `dim` is where its sequence lives, None if it has none."""
+    """One tensor that enters or leaves the program.  `dim` is where its sequence lives, None if it has none.
+
+    kept: the name of the cache that an output is part of.  total: how many positions the sequence of an output has."""
 
     name: str
     dim: int | None
     local: bool = False
+    kept: str = ""
+    total: sympy.Expr | None = field(default=None, repr=False)
 
     @property
     def is_added(self) -> bool:
@@ -106,7 +110,8 @@ class Port:
 @dataclass(frozen=True)
 class AttentionSite:
     """One rewritten attention, for the report.  queries, keys: how many, as expressions in the sequences' symbols.
-    mask: what is known when the graph is made.  score: what happens to scores inside of it, in words for people."""
+    mask: what is known when the graph is made.  score: what happens to scores inside of it, in words for people.
+    transport: the strategy's, or "merge" where the queries have no sequence."""
 
     node: str
     source: str
@@ -122,6 +127,7 @@ class AttentionSite:
     why: str
     score: Score
     words: tuple[str, ...]
+    transport: str
 
     @property
     def scores(self) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sp.caches import caches_in, global_length
 from sp.passes.call import Call
-from sp.passes.input_dims import Dims, SequenceDim, batch_dim, sequence_dims, sequence_lengths
+from sp.passes.input_dims import Dims, SequenceDim, Stretch, batch_dim, sequence_dims, sequence_lengths, stretches
 from sp.passes.modes import autocast_now
 
 Lengths = tuple[int, ...]  # of each sequence among the inputs
@@ -20,30 +21,41 @@ Lengths = tuple[int, ...]  # of each sequence among the inputs
 class Request:
     """`key` says everything that a capture bakes in; two calls with one key may differ in contents, batch and length.
 
-    lengths: of the sequences among the tensors given; global or local, as the caller passes them."""
+    lengths: of the sequences among the tensors given; global or local, as the caller passes them.
+    past: how many tokens, of the whole sequence, the caches of the call hold; None without any."""
 
     call: Call
     tensors: tuple[Tensor, ...]
     dims: tuple[Dims, ...]
     lengths: Lengths
     key: str
+    past: int | None = None
 
     @staticmethod
     def of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], sequence_dim: SequenceDim) -> Request:
         """Take a call apart.  InputError says which argument does not fit."""
         call, tensors = Call.of(model, args, kwargs)
-        dims = sequence_dims(call, tensors, sequence_dim)
-        lengths = sequence_lengths(call, tensors, dims)
-        text = f"{call} {_model_state(model)} {_input_pattern(tensors, dims, lengths)}"
-        return Request(call, tuple(tensors), tuple(dims), lengths, hashlib.sha256(text.encode()).hexdigest()[:16])
+        past = global_length(caches_in((args, kwargs)))
+        dims = sequence_dims(call, tensors, sequence_dim, past)
+        lengths = sequence_lengths(call, tensors, dims, past)
+        held = stretches(call, tensors, dims, lengths, past)
+        text = f"{call} {_model_state(model)} {_input_pattern(tensors, held, past)}"
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return Request(call, tuple(tensors), tuple(dims), lengths, key, past)
 
-    def shapes(self, without_sequence: bool) -> str:
-        """The tensors' shapes as text; `without_sequence` writes the sequence as S, for shards of unequal length."""
+    def locals(self, inputs_are_local: bool) -> list[bool]:
+        """Which tensors are this rank's part of a sequence.  Beside a cache, what holds new tokens never is."""
+        if self.past is not None:
+            return [kept == "local" for kept in self.call.kept]
+        return [inputs_are_local and bool(dims) for dims in self.dims]
+
+    def shapes(self, inputs_are_local: bool) -> str:
+        """The tensors' shapes as text; the sequence of a shard is written S, since shards may be of unequal length."""
         shapes = [list[object](tensor.shape) for tensor in self.tensors]
-        for shape, dims in zip(shapes, self.dims, strict=True):
-            for dim in dims if without_sequence else ():
+        for shape, dims, local in zip(shapes, self.dims, self.locals(inputs_are_local), strict=True):
+            for dim in dims if local else ():
                 shape[dim] = "S"
-        return str(shapes)
+        return str(shapes) if self.past is None else f"{shapes} after {self.past} tokens"
 
 
 def _model_state(model: nn.Module) -> str:
@@ -53,15 +65,15 @@ def _model_state(model: nn.Module) -> str:
     return f"{training} {kinds} {autocast_now()}"
 
 
-def _input_pattern(tensors: Sequence[Tensor], dims: Sequence[Dims], lengths: Sequence[int]) -> str:
+def _input_pattern(tensors: Sequence[Tensor], held: Sequence[Mapping[int, Stretch]], past: int | None) -> str:
     """Dtype, device and shape of each input, with the sequences and the batch left open."""
-    batches = [batch_dim(tensor, its) for tensor, its in zip(tensors, dims, strict=True)]
+    batches = [batch_dim(tensor, tuple(its), past) for tensor, its in zip(tensors, held, strict=True)]
     sizes = [tensor.shape[batch] for tensor, batch in zip(tensors, batches, strict=True) if batch is not None]
     patterns: list[str] = []
-    for tensor, its, batch in zip(tensors, dims, batches, strict=True):
+    for tensor, its, batch in zip(tensors, held, batches, strict=True):
         shape = list[object](tensor.shape)
-        for dim in its:
-            shape[dim] = f"S{lengths.index(tensor.shape[dim])}"
+        for dim, stretch in its.items():
+            shape[dim] = f"S{stretch.sequence}+{stretch.more}"
         if batch is not None and tensor.shape[batch] != 1:
             shape[batch] = f"B{sizes.index(tensor.shape[batch])}"
         patterns.append(f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {shape}")

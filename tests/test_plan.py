@@ -445,7 +445,7 @@ def plan_by(formula: Formula, layout: str, mask: Band, length: int, world: int, 
             for k0, k in placed(rule.runs(length, source, world))
         ]
         steps.append(Step(source, tuple(tiles)))
-    return Plan(rule, mask, length, length, world, rank, tuple(steps))
+    return Plan(rule, mask, length, length, world, rank, tuple(steps), rule)
 
 
 def placed(runs: tuple[Run, ...]) -> list[tuple[int, Run]]:

@@ -6,8 +6,10 @@
     attention = sp.attention(q, k, v, [], 'causal', '', 0.125, S, S, 'striped', 'ring', 'flash', 'sp')
     sdpa      = attention[0]                                          un-expanded k and v will travel
 
-Whatever cannot be proven is refused.  Masks that nobody reads any more die here, before anything is placed.
-Attention to keys without a sequence (a short text, the same on every rank) stays what it is: there, nothing travels.
+Queries without a sequence (latents, a pooling query, the next token) are the same on every rank and meet each rank's
+own keys; the transport `merge` merges what the ranks find.  Whatever cannot be proven is refused.  Masks that nobody
+reads any more die here, before anything is placed.  Attention to keys without a sequence (a short text, the same on
+every rank) stays what it is: there, nothing travels.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from sp.runtime.kernels import choose_kernel, filling
 from sp.runtime.ops import attention as attention_op
 
 AXIS = "sp"
+MERGE = "merge"  # the transport of queries that every rank has
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class RewriteAttention:
         problem = _misfit(node, program, query, key, value, call.dropout)
         if problem is not None:
             return problem
+        transport = program.strategy.transport if program.holds_sequence(shape(query)[2]) else MERGE
         try:
             reading = call.read(program, algebra)
         except Untraceable as untraceable:
@@ -96,7 +100,7 @@ class RewriteAttention:
             str(reading.score),
             1 / math.sqrt(width) if call.scale is None else call.scale,
         )
-        made = _replace(node, program, (query, key, value), arguments, kernel)
+        made = _replace(node, program, (query, key, value), arguments, transport, kernel)
         if call.nan_rows and may_hide_rows(reading):
             with_nan_rows(made, program)
         return AttentionSite(
@@ -114,6 +118,7 @@ class RewriteAttention:
             why="; ".join(filter(None, (why, filled))),
             score=reading.score,
             words=words(reading.score, reading.sources),
+            transport=transport,
         )
 
 
@@ -143,11 +148,12 @@ def _misfit(
     if dropout:
         return refusal(node, f"it drops out scores with probability {dropout}", "set the attention dropout to 0")
     lengths = [shape(operand)[2] for operand in (query, key, value)]
-    if not all(map(program.is_length, lengths)) or not same_size(lengths[1], lengths[2]):
+    fits = program.is_length(lengths[0]) or not program.holds_sequence(lengths[0])
+    if not fits or not program.is_length(lengths[1]) or not same_size(lengths[1], lengths[2]):
         return refusal(
             node,
             f"queries, keys and values have lengths {lengths} along dim 2",
-            "attend from a whole sequence to a whole sequence",
+            "attend from a whole sequence, or from what has none, to a whole sequence",
         )
     batches, heads = ([shape(operand)[dim] for operand in (query, key, value)] for dim in (0, 1))
     if len(set(batches)) > 1 or heads[1] != heads[2] or exact_quotient(heads[0], heads[1]) is None:
@@ -163,16 +169,15 @@ def _replace(
     program: Program,
     operands: tuple[fx.Node, fx.Node, fx.Node],
     arguments: tuple[list[fx.Node], str, str, float],
+    transport: str,
     kernel: str,
 ) -> fx.Node:
     """The output of `sp::attention`, which stands where `node` stood."""
-    graph, strategy = program.graph, program.strategy
+    graph, layout = program.graph, program.strategy.layout
     with graph.inserting_before(node):
         sizes = Sizes(program)
         lengths = [sizes.node(shape(operand)[2]) for operand in operands[:2]]
-        call = graph.call_function(
-            attention_op, (*operands, *arguments, *lengths, strategy.layout, strategy.transport, kernel, AXIS)
-        )
+        call = graph.call_function(attention_op, (*operands, *arguments, *lengths, layout, transport, kernel, AXIS))
         output = graph.call_function(operator.getitem, (call, 0))
     fake, query = node.meta["val"], operands[0]
     call.meta = {**node.meta, "val": (fake, fake.new_empty(query.meta["val"].shape[:3]))}

@@ -66,6 +66,7 @@ class AttentionCall:
 def may_hide_rows(reading: Reading) -> bool:
     """Whether a query may see no key at all, every score being -inf."""
     hard = reading.score.visible is not None or "-inf" in str(reading.score) or not shows_itself(reading.band)
+    hard = hard or reading.band.left is not None  # of which fewer keys than queries are all too far back
     masks = [source for source in reading.sources if isinstance(source, LeafNode) and "k" in source.leaf.form]
     return hard or any(source.node.meta["val"].is_floating_point() for source in masks)
 

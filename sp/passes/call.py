@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from sp.caches import Form, Kept, caches_in, closed, opened, parts
 from sp.errors import InputError, UnsupportedModelError
 
 _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
@@ -26,19 +27,22 @@ class Call:
     """The structure of one call: everything that a capture depends on besides the tensors' contents and lengths.
 
     `constants[i]` is None where leaf i is a tensor, otherwise the leaf in a one-element tuple.
+    kept: for each tensor, whether it is part of a cache.
     """
 
     spec: pytree.TreeSpec
     constants: tuple[tuple[object] | None, ...]
     names: tuple[str, ...]
     added: tuple[str, ...] = ()
+    kept: tuple[Form, ...] = ()
 
     @staticmethod
     def of(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Call, list[torch.Tensor]]:
         """Take a call apart; InputError names an argument that is neither tensor nor constant."""
         parameters = inspect.signature(model.forward).parameters
-        given, added = _without_cache(parameters, args, kwargs)
-        paths, spec = pytree.tree_flatten_with_path((tuple(args), given))
+        given, added = _with_settled_cache(model, parameters, args, kwargs)
+        whole = opened((tuple(args), given))
+        paths, spec = pytree.tree_flatten_with_path(whole)
         leaves = [leaf for _, leaf in paths]
         names = _unique(_argument_name(path, parameters) for path, _ in paths)
         for name, leaf in zip(names, leaves, strict=True):
@@ -51,23 +55,29 @@ class Call:
         constants = tuple(None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         tensor_names = (name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor))
-        return Call(spec, constants, tuple(tensor_names), added), tensors
+        pairs = zip(parts(whole), leaves, strict=True)
+        kept: tuple[Form, ...] = tuple(_form(cache) for (_, cache), leaf in pairs if isinstance(leaf, torch.Tensor))
+        return Call(spec, constants, tuple(tensor_names), added, kept), tensors
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The original `(args, kwargs)` with `tensors` in the tensors' places."""
-        return pytree.tree_unflatten(_filled(self.constants, tensors), self.spec)
+        return closed(pytree.tree_unflatten(_filled(self.constants, tensors), self.spec))
 
 
 @dataclass
 class Outputs:
-    """How the model's own output is put together again, recorded while it is traced."""
+    """How the model's own output is put together again, recorded while it is traced.
+
+    kept: for each tensor, the name of the cache that it is part of, "" if of none."""
 
     spec: pytree.TreeSpec | None = None
     constants: list[tuple[object] | None] = field(default_factory=list[tuple[object] | None])
     names: list[str] = field(default_factory=list[str])
+    kept: list[str] = field(default_factory=list[str])
 
     def flatten(self, output: object) -> tuple[torch.Tensor, ...]:
         """The tensors of an output; UnsupportedModelError names what is neither tensor nor constant."""
+        output = opened(output)
         try:
             paths, self.spec = pytree.tree_flatten_with_path(output)
         except ValueError:  # a registered class that does not say how its parts are called
@@ -82,9 +92,18 @@ class Outputs:
                 )
         self.constants = [None if isinstance(leaf, torch.Tensor) else (leaf,) for _, leaf in paths]
         self.names = _unique(_output_name(path) for path, leaf in paths if isinstance(leaf, torch.Tensor))
+        pairs = zip(self._parts(output, len(paths)), paths, strict=True)
+        self.kept = [name for name, (_, leaf) in pairs if isinstance(leaf, torch.Tensor)]
         return tuple(leaf for _, leaf in paths if isinstance(leaf, torch.Tensor))
 
+    def _parts(self, output: object, count: int) -> list[str]:
+        try:
+            return [_output_name(path) if kept else "" for path, kept in parts(output)]
+        except ValueError:  # as above; such classes hold no cache
+            return [""] * count
+
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> object:
+        """The output with a `Kept` for each cache."""
         assert self.spec is not None, "flatten has run"
         return pytree.tree_unflatten(_filled(self.constants, tensors), self.spec)
 
@@ -94,18 +113,33 @@ def _filled(constants: Sequence[tuple[object] | None], tensors: Sequence[torch.T
     return [next(supply) if constant is None else constant[0] for constant in constants]
 
 
-def _without_cache(
-    parameters: Mapping[str, inspect.Parameter], args: Sequence[object], kwargs: Mapping[str, object]
-) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Say `use_cache=False` where the caller left it open.
+def _form(cache: Kept | None) -> Form:
+    return "" if cache is None else ("local" if cache.is_local else "global")
 
-    transformers' decoders otherwise return every layer's keys and values, which only generation reads: they would have
-    to be gathered from all ranks at each call.  A caller who asks for the cache is not overruled."""
-    order = list(parameters)
-    open_question = "use_cache" in parameters and "use_cache" not in kwargs and order.index("use_cache") >= len(args)
-    if not open_question:
+
+def _with_settled_cache(
+    model: nn.Module, parameters: Mapping[str, inspect.Parameter], args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Say `use_cache=False` where the caller left it open, and where a cache is asked for but not passed, pass one.
+
+    transformers' decoders otherwise return every layer's keys and values, which only generation reads.  A caller who
+    asks for them is not overruled, but windowed layers of a cache that the model makes would drop tokens."""
+    if "use_cache" not in parameters or any(caches_in((args, kwargs))):
         return dict(kwargs), ()
-    return {**kwargs, "use_cache": False}, ("use_cache=False (the caller left it open; sp keeps no key/value cache)",)
+    given = dict(zip(parameters, args, strict=False)) | dict(kwargs)
+    if "use_cache" not in given:
+        return {**kwargs, "use_cache": False}, ("use_cache=False (the caller left it open)",)
+    free = [name for name in _CACHES if name in parameters and given.get(name) is None]
+    if not given["use_cache"] or not free or not _is_of_transformers(model) or free[0] in [*parameters][: len(args)]:
+        return dict(kwargs), ()
+    return {**kwargs, free[0]: Kept()}, (f"{free[0]}=DynamicCache() (the caller asked for one)",)
+
+
+_CACHES = ("cache", "past_key_values")  # what models call it, the newer name first
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    return any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
 
 
 def _argument_name(path: Sequence[object], parameters: Mapping[str, inspect.Parameter]) -> str:

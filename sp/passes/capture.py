@@ -12,7 +12,7 @@ The model is traced with example tensors of our own: torch.export merges the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
@@ -20,11 +20,21 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from sp.errors import InputError, UnsupportedModelError
+from sp.passes.assertions import prove_assertions, settle_ranges
 from sp.passes.block_masks import OneBlock
 from sp.passes.call import Call, Outputs
 from sp.passes.export import Axes, Lengths, export
 from sp.passes.fxtools import shape
-from sp.passes.input_dims import Dims, SequenceDim, batch_dim, sequence_dims, sequence_lengths, shapes
+from sp.passes.input_dims import (
+    Dims,
+    SequenceDim,
+    Stretch,
+    batch_dim,
+    sequence_dims,
+    sequence_lengths,
+    shapes,
+    stretches,
+)
 from sp.passes.modes import Watch
 from sp.passes.witness import Witness, refuse_unreal
 from sp.program import LENGTH_CARRIER, Note, Port, Program
@@ -58,27 +68,32 @@ def capture(
     strategy: Strategy,
     length: int | None = None,
     local_inputs: bool = False,
+    past: int | None = None,
 ) -> tuple[Program, Outputs]:
-    """Trace `model` once.  `length`: the global length where `tensors` are local shards.
+    """Trace `model` once.  length: the global length where `tensors` are local shards.  past: how many tokens of the
+    whole sequence the caches among the inputs hold.
 
     Raises UnsupportedModelError when the model cannot be traced or fixes the sequence length, InputError when the
     call does not say where its sequences are."""
-    given = _Given.of(call, tensors, sequence_dim, length, local_inputs)
+    given = _Given.of(call, tensors, sequence_dim, length, local_inputs, past)
     outputs = Outputs()
     exported, ranges = _exported(model, call, outputs, given)
+    module = _flat_module(exported, given.names)
+    refuse_unreal(module)
+    symbols, name = _sequence_symbols(module, given), type(model).__name__
+    if past is not None:
+        ranges = settle_ranges(exported, symbols, ranges, name)
+        prove_assertions(module, {symbol: one.shortest for symbol, one in zip(symbols, ranges, strict=True)}, name)
     for found, lengths in zip(given.lengths, ranges, strict=True):
         if not lengths.holds(found):
             raise InputError(
-                f"one graph of {type(model).__name__} does not hold for a sequence of {found} tokens",
+                f"one graph of {name} does not hold for a sequence of {found} tokens",
                 needed=f"{lengths.shortest} … {lengths.longest or '∞'} tokens",
             )
-    module = _flat_module(exported, given.names)
-    refuse_unreal(module)
-    symbols = _sequence_symbols(module, given)
     sequences = tuple(
         SequenceSize(symbol, one.shortest, one.longest) for symbol, one in zip(symbols, ranges, strict=True)
     )
-    ports = tuple(Port(name, None) for name in outputs.names)
+    ports = tuple(Port(name, None, kept=kept) for name, kept in zip(outputs.names, outputs.kept, strict=True))
     text = f"{len(module.graph.nodes)} nodes by torch.export; sequence {', '.join(map(str, symbols))}"
     history = (*(Note("call", addition) for addition in call.added), Note("capture", text))
     return Program(module, sequences, strategy, given.ports, ports, history=history), outputs
@@ -87,8 +102,10 @@ def capture(
 def _exported(
     model: nn.Module, call: Call, outputs: Outputs, given: _Given
 ) -> tuple[ExportedProgram, tuple[Lengths, ...]]:
-    batches = [batch_dim(tensor, dims) for tensor, dims in zip(given.tensors, given.dims, strict=True)]
-    axes = Axes(given.which, batches)
+    batches = [
+        batch_dim(tensor, tuple(held), given.past) for tensor, held in zip(given.tensors, given.held, strict=True)
+    ]
+    axes = Axes(given.held, batches, grows=given.past is not None)
     try:
         return export(_Flat(model, call, outputs), model, given.examples, axes)
     except UnsupportedModelError as error:
@@ -102,61 +119,81 @@ def _exported(
 
 @dataclass(frozen=True)
 class _Given:
-    """The inputs of the graph to come, which dims of each hold a sequence, and the lengths of all sequences."""
+    """The inputs of the graph to come, what sequences each holds in which dim, and the lengths of all sequences.
+
+    local: for each input, whether it is this rank's part.  past: how many tokens the caches hold, if there are any."""
 
     names: list[str]
     tensors: list[torch.Tensor]
-    dims: list[Dims]
+    held: list[dict[int, Stretch]]
     lengths: tuple[int, ...]
-    local: bool
+    local: list[bool]
+    past: int | None = None
 
     @staticmethod
     def of(
-        call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim, length: int | None, local: bool
+        call: Call,
+        tensors: Sequence[torch.Tensor],
+        sequence_dim: SequenceDim,
+        length: int | None,
+        local: bool,
+        past: int | None,
     ) -> _Given:
-        dims = sequence_dims(call, tensors, sequence_dim)
-        lengths = sequence_lengths(call, tensors, dims)
+        dims = sequence_dims(call, tensors, sequence_dim, past)
+        lengths = sequence_lengths(call, tensors, dims, past)
+        if past is not None:
+            held = stretches(call, tensors, dims, lengths, past)
+            return _carried(_Given([*call.names], [*tensors], held, lengths, [k == "local" for k in call.kept], past))
         if not local:
-            return _Given(list(call.names), list(tensors), dims, lengths, local)
-        if len(lengths) > 1:
-            raise InputError(
-                f"inputs='local' with sequences of different lengths: {shapes(call, tensors)}",
-                needed="one sequence",
-                remedy="pass the inputs whole, with inputs='global'",
-            )
-        if two := [name for name, its in zip(call.names, dims, strict=True) if len(its) > 1]:
-            raise InputError(
-                f"inputs='local' with {two[0]!r}, in which two dims hold the sequence",
-                needed="one dim for each input",
-                remedy="build the mask in the model, from positions or from a number for each token",
-            )
-        # Shards cannot tell the global length: an empty tensor of that size brings it.
-        length = length or min(lengths)
-        names, carrier = [*call.names, LENGTH_CARRIER], torch.empty(length, 0)
-        return _Given(names, [*tensors, carrier], [*dims, (0,)], (length,), local)
-
-    @property
-    def which(self) -> list[dict[int, int]]:
-        """For each input, its dims that hold a sequence, and the number of that sequence."""
-        pairs = zip(self.tensors, self.dims, strict=True)
-        return [
-            {dim: 0 if self.local else self.lengths.index(tensor.shape[dim]) for dim in dims} for tensor, dims in pairs
-        ]
+            held = stretches(call, tensors, dims, lengths)
+            return _Given([*call.names], [*tensors], held, lengths, [False] * len(tensors))
+        _check_local(call, tensors, dims, lengths)
+        held = [{dim: Stretch(0) for dim in its} for its in dims]
+        return _carried(_Given([*call.names], [*tensors], held, (length or min(lengths),), [bool(its) for its in dims]))
 
     @property
     def ports(self) -> tuple[Port, ...]:
-        places = [(name, dims[0] if dims else None) for name, dims in zip(self.names, self.dims, strict=True)]
-        return tuple(Port(name, dim, self.local and dim is not None and name != LENGTH_CARRIER) for name, dim in places)
+        places = zip(self.names, self.held, self.local, strict=True)
+        return tuple(Port(name, next(iter(held), None), local) for name, held, local in places)
 
     def examples(self, least: Sequence[int]) -> list[torch.Tensor]:
         """Fresh tensors like the caller's, each at least as long as `least` says of its sequences."""
         made: list[torch.Tensor] = []
-        for given, which in zip(self.tensors, self.which, strict=True):
+        for given, held in zip(self.tensors, self.held, strict=True):
             sizes = list(given.shape)
-            for dim, number in which.items():
-                sizes[dim] = max(self.lengths[number], least[number])
+            for dim, stretch in held.items():
+                sizes[dim] = max(self.lengths[stretch.sequence], least[stretch.sequence]) + stretch.more
             made.append(torch.empty(sizes, dtype=given.dtype, device=given.device, requires_grad=given.requires_grad))
         return made
+
+
+def _carried(given: _Given) -> _Given:
+    """Shards cannot tell the global length: an empty tensor of that size brings it."""
+    if not any(given.local):
+        return given
+    carrier = torch.empty(given.lengths[0], 0)
+    return replace(
+        given,
+        names=[*given.names, LENGTH_CARRIER],
+        tensors=[*given.tensors, carrier],
+        held=[*given.held, {0: Stretch(0)}],
+        local=[*given.local, False],
+    )
+
+
+def _check_local(call: Call, tensors: Sequence[torch.Tensor], dims: Sequence[Dims], lengths: tuple[int, ...]) -> None:
+    if len(lengths) > 1:
+        raise InputError(
+            f"inputs='local' with sequences of different lengths: {shapes(call, tensors)}",
+            needed="one sequence",
+            remedy="pass the inputs whole, with inputs='global'",
+        )
+    if two := [name for name, its in zip(call.names, dims, strict=True) if len(its) > 1]:
+        raise InputError(
+            f"inputs='local' with {two[0]!r}, in which two dims hold the sequence",
+            needed="one dim for each input",
+            remedy="build the mask in the model, from positions or from a number for each token",
+        )
 
 
 def accepts(program: Program, tensors: Sequence[torch.Tensor]) -> bool:
@@ -185,9 +222,10 @@ def _sequence_symbols(module: fx.GraphModule, given: _Given) -> list[sympy.Symbo
     """The size of each sequence, as the graph calls it."""
     found: dict[int, sympy.Symbol] = {}
     inputs = module.graph.find_nodes(op="placeholder")
-    for node, which in zip(inputs, given.which, strict=True):
-        for dim, number in which.items():
+    for node, held in zip(inputs, given.held, strict=True):
+        for dim, stretch in held.items():
             symbol = shape(node)[dim]
-            assert isinstance(symbol, sympy.Symbol), f"{node}: the sequence was specialised to {symbol}"
-            found.setdefault(number, symbol)
+            if stretch.more == 0:
+                assert isinstance(symbol, sympy.Symbol), f"{node}: the sequence was specialised to {symbol}"
+                found.setdefault(stretch.sequence, symbol)
     return [found[number] for number in range(len(given.lengths))]

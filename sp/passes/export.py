@@ -10,7 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from sp.errors import UnsupportedModelError
 from sp.passes.fixing import fixing_line
+from sp.passes.input_dims import Stretch
 
 _ATTEMPTS = 6
 _ADVICE = {
@@ -40,33 +41,38 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Axes:
-    """For each example: the dims that hold a sequence, each with the sequence's number, and the dim of the batch.
+    """For each example: what of which sequence each dim holds, and the dim of the batch.
 
-    fixed: batch sizes that the model insists on."""
+    fixed: batch sizes that the model insists on.  grows: whether the sequence is a cache's, that new tokens join; then
+    torch.export asserts in the graph what it cannot prove."""
 
-    sequences: Sequence[Mapping[int, int]]
+    sequences: Sequence[Mapping[int, Stretch]]
     batch: Sequence[int | None]
     fixed: frozenset[int] = frozenset()
+    grows: bool = False
 
     @property
     def count(self) -> int:
         """How many sequences there are."""
-        return 1 + max(number for dims in self.sequences for number in dims.values())
+        return 1 + max(stretch.sequence for dims in self.sequences for stretch in dims.values())
+
+    def name(self, number: int) -> str:
+        """What torch.export calls the size of a sequence.  (`S + 1` it cannot parse: to sympy, S is something else.)"""
+        return "T" if self.grows else f"S{number + 1}" if number else "S"
 
     def dynamic(self, examples: Sequence[torch.Tensor], lengths: Sequence[Lengths]) -> tuple[dict[int, object], ...]:
         """What torch.export calls dynamic shapes: a symbol for each sequence, one for each size of a batch."""
-        sizes = [Dim(_name(number), min=one.shortest, max=one.longest) for number, one in enumerate(lengths)]
+        sizes = [Dim(self.name(number), min=one.shortest, max=one.longest) for number, one in enumerate(lengths)]
         shapes: list[dict[int, object]] = []
         for example, sequences, batch in zip(examples, self.sequences, self.batch, strict=True):
-            dims: dict[int, object] = {dim: sizes[number] for dim, number in sequences.items()}
+            dims: dict[int, object] = {
+                dim: sizes[stretch.sequence] + stretch.more if stretch.more else sizes[stretch.sequence]
+                for dim, stretch in sequences.items()
+            }
             if batch is not None and example.shape[batch] > 1 and example.shape[batch] not in self.fixed:
                 dims[batch] = Dim(f"B{example.shape[batch]}")
             shapes.append(dims)
         return tuple(shapes)
-
-
-def _name(number: int) -> str:
-    return f"S{number + 1}" if number else "S"
 
 
 Examples = Callable[[Sequence[int]], list[torch.Tensor]]
@@ -102,12 +108,12 @@ def _export(
         try:
             with torch.inference_mode(False), torch.enable_grad(), preserve_node_meta():
                 shapes = (axes.dynamic(inputs, ranges),)
-                return torch.export.export(flat, tuple(inputs), dynamic_shapes=shapes, strict=False), ranges
+                return _trace(flat, inputs, shapes, axes.grows), ranges
         except UnsupportedModelError:
             raise
         except Exception as error:
             message = str(error)
-            narrowed = tuple(_narrowed(message, _name(number), lengths) for number, lengths in enumerate(ranges))
+            narrowed = tuple(_narrowed(message, axes.name(number), lengths) for number, lengths in enumerate(ranges))
             fixed = _batches(inputs, axes) if _trips(error) else _fixed_batches(message)
             settled = replace(axes, fixed=axes.fixed | fixed)
             if _fixed_length(message) or (narrowed, settled) == (ranges, axes):
@@ -118,6 +124,16 @@ def _export(
         needed=f"a forward that does the same for every length; not proven: {_unproven(message, 'S')}",
         remedy="look for slices and sizes computed from the length, and for two views in a row, of which one is enough "
         "(x.view(-1, D).view(B, S, D)); torch.export.draft_export names every place",
+    )
+
+
+def _trace(flat: nn.Module, inputs: Sequence[torch.Tensor], shapes: object, asserting: bool) -> ExportedProgram:
+    return torch.export.export(
+        flat,
+        tuple(inputs),
+        dynamic_shapes=cast(Any, shapes),
+        strict=False,
+        prefer_deferred_runtime_asserts_over_guards=asserting,
     )
 
 
@@ -176,7 +192,7 @@ def _fixed_at(flat: nn.Module, inputs: list[torch.Tensor], axes: Axes, ranges: R
 
     def trace() -> object:
         shapes = (axes.dynamic(inputs, ranges),)
-        return torch.export.export(flat, tuple(inputs), dynamic_shapes=shapes, strict=False)
+        return _trace(flat, inputs, shapes, axes.grows)
 
     line = fixing_line(trace, int(fixed)) if fixed.isdigit() else None
     return f"\n  at:     {line}" if line else ""

@@ -6,9 +6,11 @@ input_ids [2, 64], attention_mask [2, 1, 64, 64]     →     (1,), (2, 3)     on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from sp.caches import SEQUENCE_DIM
 from sp.errors import InputError
 from sp.passes.call import Call
 
@@ -16,12 +18,19 @@ SequenceDim = int | Mapping[str, int | Sequence[int]]
 Dims = tuple[int, ...]
 
 
-def sequence_dims(call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim) -> list[Dims]:
+def sequence_dims(
+    call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim, past: int | None = None
+) -> list[Dims]:
     """Which dims of each input hold a sequence: none, one, or the two of a mask of queries and keys.
 
     One number for all inputs leaves out those that have no such dim, and those that have one element there, as a number
     for each row has.  Of inputs [batch, heads, queries, keys] whose last two dims are as long as the sequences of the
-    others, it means these two."""
+    others, it means these two.
+
+    past: how many tokens the caches of the call hold, each in dim 2 of [batch, heads, tokens, size].  Beside them, the
+    other inputs are of the few new tokens and hold no sequence, but for a mask of old and new ones."""
+    if any(call.kept):
+        return _beside_caches(call, tensors, sequence_dim, past)
     if isinstance(sequence_dim, Mapping):
         _check_names(call, sequence_dim)
         named = ((name, tensor, sequence_dim.get(name)) for name, tensor in zip(call.names, tensors, strict=True))
@@ -33,6 +42,30 @@ def sequence_dims(call: Call, tensors: Sequence[torch.Tensor], sequence_dim: Seq
     if not longer:
         return dims
     return [tuple(dim for dim in its if x.shape[dim] > 1) for x, its in zip(tensors, dims, strict=True)]
+
+
+def _beside_caches(
+    call: Call, tensors: Sequence[torch.Tensor], sequence_dim: SequenceDim, past: int | None
+) -> list[Dims]:
+    assert past is not None, "a cache with layers has tokens"
+    others = [tensor for tensor, kept in zip(tensors, call.kept, strict=True) if not kept]
+    if isinstance(sequence_dim, Mapping):
+        names = [name for name, kept in zip(call.names, call.kept, strict=True) if not kept]
+        named = {name: dims for name, dims in sequence_dim.items() if name in names}
+        found = iter(
+            [() if name not in named else _checked(name, x, named[name]) for name, x in zip(names, others, strict=True)]
+        )
+    else:
+        sizes = [x.shape[sequence_dim] for x in others if -x.ndim <= sequence_dim < x.ndim]
+        total = past + min(sizes, default=0)
+        found = iter([_mask_dims(x, sequence_dim, total) for x in others])
+    return [(SEQUENCE_DIM,) if kept else next(found) for kept in call.kept]
+
+
+def _mask_dims(tensor: torch.Tensor, dim: int, total: int) -> Dims:
+    """Where a mask has all `total` tokens, if this is one: [batch, keys] or [batch, heads, queries, keys]."""
+    dims = (dim % tensor.ndim, 3) if tensor.ndim == _MASK_DIMS else (dim,) if -tensor.ndim <= dim < tensor.ndim else ()
+    return tuple(dim % tensor.ndim for dim in dims if tensor.shape[dim] == total)
 
 
 _MASK_DIMS = 4
@@ -66,8 +99,14 @@ def _check_names(call: Call, sequence_dim: Mapping[str, object]) -> None:
         )
 
 
-def sequence_lengths(call: Call, tensors: Sequence[torch.Tensor], dims: Sequence[Dims]) -> tuple[int, ...]:
-    """The lengths of the sequences among the inputs, in their order.  Inputs of one length share a sequence."""
+def sequence_lengths(
+    call: Call, tensors: Sequence[torch.Tensor], dims: Sequence[Dims], past: int | None = None
+) -> tuple[int, ...]:
+    """The lengths of the sequences among the inputs, in their order.  Inputs of one length share a sequence.
+
+    Where there is a `past`, it is the sequence: inputs that are longer hold it and some new tokens."""
+    if past is not None:
+        return (past,)
     lengths = [tensor.shape[dim] for tensor, its in zip(tensors, dims, strict=True) for dim in its]
     if not lengths:
         raise InputError(
@@ -77,13 +116,35 @@ def sequence_lengths(call: Call, tensors: Sequence[torch.Tensor], dims: Sequence
     return tuple(dict.fromkeys(lengths))
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """What fills a dim: the sequence of this number, and so many tokens more."""
+
+    sequence: int
+    more: int = 0
+
+
+def stretches(
+    call: Call, tensors: Sequence[torch.Tensor], dims: Sequence[Dims], lengths: Sequence[int], past: int | None = None
+) -> list[dict[int, Stretch]]:
+    """What each input holds in the dims that hold a sequence."""
+    found: list[dict[int, Stretch]] = []
+    for tensor, its, kept in zip(tensors, dims, call.kept or [""] * len(tensors), strict=True):
+        if past is None:
+            found.append({dim: Stretch(lengths.index(tensor.shape[dim])) for dim in its})
+        else:
+            found.append({dim: Stretch(0, 0 if kept else tensor.shape[dim] - past) for dim in its})
+    return found
+
+
 def shapes(call: Call, tensors: Sequence[torch.Tensor]) -> str:
     """The inputs with their shapes, for people."""
     return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(call.names, tensors, strict=True))
 
 
-def batch_dim(tensor: torch.Tensor, dims: Dims) -> int | None:
-    """The first dim that holds no sequence counts as batch, if any.  A batch of 1 is captured as such: torch.export
-    proves a symbolic size from 2 on, and models do ask whether it is 1."""
+def batch_dim(tensor: torch.Tensor, dims: Dims, past: int | None = None) -> int | None:
+    """The first dim that holds no sequence counts as batch, if any dim holds one, or there is a past.
+
+    A batch of 1 is captured as such: torch.export proves a symbolic size from 2 on, and models do ask for 1."""
     free = [dim for dim in range(tensor.ndim) if dim not in dims]
-    return free[0] if free and dims else None
+    return free[0] if free and (dims or (past is not None and tensor.ndim > 1)) else None

@@ -146,8 +146,8 @@ class _Localizer:
         if passes_through(node):
             source = node.all_input_nodes[0]
             placed = self.found.sharded(source)
-            assert placed is not None
-            return self.out.copy(node, node.target, (self.shard_of(source, placed), node.args[1]), {})
+            results = self.whole[source] if placed is None else self.shard_of(source, placed)
+            return self.out.copy(node, node.target, (results, node.args[1]), {})
         if ruling.lowering != "call":
             return LOWERINGS[ruling.lowering](self, node, ruling)
 
@@ -171,15 +171,16 @@ class _Localizer:
         return self.out.sizes.node(sizes) if isinstance(sizes, sympy.Expr) else sizes
 
     def _output(self, node: fx.Node, outputs: OutputForm) -> tuple[Port, ...]:
-        _check_names(outputs, [port.name for port in self.program.outputs])
+        _check_names(outputs, [port.kept or port.name for port in self.program.outputs])
         results: list[fx.Node] = []
         ports: list[Port] = []
         for port, value in zip(self.program.outputs, cast(tuple[fx.Node, ...], node.args[0]), strict=True):
             placement = self.found.natural[value]
-            form = outputs if isinstance(outputs, str) else outputs.get(port.name, "global")
-            local = isinstance(placement, Sharded) and form == "local"
+            sharded = placement if isinstance(placement, Sharded) else None
+            local = sharded is not None and _form(port, outputs) == "local"
             results.append(self._gathered(value, placement, port.name, local))
-            ports.append(Port(port.name, placement.dim if isinstance(placement, Sharded) else None, local))
+            dim, total = (None, None) if sharded is None else (sharded.dim, sharded.total)
+            ports.append(Port(port.name, dim, local, port.kept, total))
         self.out.graph.output(tuple(results))
         return tuple(ports)
 
@@ -197,7 +198,16 @@ class _Localizer:
         return self.out.insert(ops.unshard, arguments, node, why, Replicated())
 
 
+def _form(port: Port, outputs: OutputForm) -> str:
+    """Keys and values stay on their ranks unless their cache is asked for by name."""
+    if isinstance(outputs, str):
+        return "local" if port.kept else outputs
+    return outputs.get(port.kept, "local") if port.kept else outputs.get(port.name, "global")
+
+
 def _check_names(outputs: OutputForm, known: list[str]) -> None:
     unknown = [] if isinstance(outputs, str) else sorted(set(outputs) - set(known))
     if unknown:
-        raise StrategyError(f"the model has no output {unknown[0]!r}", needed=f"names among: {', '.join(known)}")
+        raise StrategyError(
+            f"the model has no output {unknown[0]!r}", needed=f"names among: {', '.join(dict.fromkeys(known))}"
+        )

@@ -10,6 +10,7 @@ What holds for every length is proven; everything else is `Unproven`, with the n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import sympy
@@ -84,6 +85,31 @@ def _coordinates(node: fx.Node, frame: Frame | None) -> tuple[sympy.Symbol, symp
 
 
 _ABSENT = 100  # no tensor has so many dims
+
+
+def shows_all(node: fx.Node, negated: bool, algebra: IndexAlgebra) -> bool:
+    """Whether a condition holds for all coordinates, whatever the length: `c3 <= c2 + S` where there are S + 1 keys."""
+    try:
+        value = as_condition(_value(node, algebra))
+    except Unproven:
+        return False
+    last = {coordinate(dim): size - 1 for dim, size in enumerate(shape(node))}
+    return all(_always(term, last) for term in sympy.And.make_args(sympy.Not(value) if negated else value))
+
+
+def _always(term: sympy.Basic, last: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
+    """Whether a comparison of coordinates holds for all that there are, from 0 to the last."""
+    if not isinstance(term, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+        return term is sympy.true
+    lower, upper = (term.lhs, term.rhs) if isinstance(term, (sympy.Le, sympy.Lt)) else (term.rhs, term.lhs)
+    most = sympy.expand(cast(sympy.Expr, lower) - cast(sympy.Expr, upper))
+    for place, end in last.items():
+        slope = sympy.expand(most).coeff(place)
+        if not isinstance(slope, sympy.Integer) or sympy.expand(most - slope * place).has(place):
+            return False
+        most = most.subs(place, end if slope > 0 else 0)
+    most = sympy.expand(cast(sympy.Expr, most))
+    return bool(most.is_negative if isinstance(term, (sympy.Lt, sympy.Gt)) else most.is_nonpositive)
 
 
 def _visible(value: Value, mask: fx.Node) -> Boolean:

@@ -174,7 +174,7 @@ def _lift_mask(node: fx.Node, program: Program) -> None:
     """The mask of a scaled_dot_product_attention, where it was made with batch and heads as one dim."""
     query, _, _, mask, *_ = positional(node)
     query, mask = cast(fx.Node, query), cast("fx.Node | None", mask)
-    if mask is None or len(shape(query)) != 4 or not is_wide(mask, program):
+    if mask is None or len(shape(query)) != 4 or len(shape(mask)) != 4 or not is_wide(mask, program):
         return
     batch, heads = shape(query)[:2]
     lift = Lift(Builder(node, program), batch, heads)

@@ -19,7 +19,7 @@ from torch import fx
 from sp.mask import CAUSAL, FULL, Band
 from sp.passes.frames import BATCH, HEADS, KEYS, QUERIES, Frame, frame_of, operand_frame
 from sp.passes.fxtools import same_size
-from sp.passes.mask_proof import Unproven, prove_condition, prove_mask, shows_itself
+from sp.passes.mask_proof import Unproven, prove_condition, prove_mask, shows_all, shows_itself
 from sp.passes.score_layers import Layer, Part, conjuncts, is_plain, layer_of, terms, through
 from sp.passes.score_sources import Source
 from sp.passes.score_trace import Tracer
@@ -39,7 +39,9 @@ class Reading:
 
 def read_mask(mask: fx.Node | None, is_causal: bool, tracer: Tracer) -> Reading:
     """The mask operand of `scaled_dot_product_attention`; raises Untraceable."""
-    parts = _Parts(tracer, CAUSAL if is_causal else FULL)
+    parts = _Parts(tracer, CAUSAL if is_causal and tracer.banded else FULL)
+    if is_causal and not tracer.banded:
+        parts.visible.append(tracer.line("le.Tensor", Name("j"), Name("i")))
     if mask is not None and mask.meta["val"].dtype == torch.bool:
         parts.hide(Part(mask, frame_of(mask, ATTENTION)))
     elif mask is not None:
@@ -73,10 +75,20 @@ class _Parts:
     def hide(self, whole: Part) -> None:
         """Only where this is true the score is seen; elsewhere it is -inf."""
         for part in conjuncts(whole):
-            try:
-                self.band &= prove_condition(part.node, part.negated, self.tracer.algebra, part.frame)
-            except Unproven:
+            band = self._band(part)
+            if band is None:
                 self.visible.append(self._truth(part))
+            else:
+                self.band &= band
+
+    def _band(self, part: Part) -> Band | None:
+        """Queries of no sequence have no place in a band: for them, only what hides nothing is proven."""
+        if not self.tracer.banded:
+            return FULL if shows_all(part.node, part.negated, self.tracer.algebra) else None
+        try:
+            return prove_condition(part.node, part.negated, self.tracer.algebra, part.frame)
+        except Unproven:
+            return None
 
     def add(self, layer: Layer) -> None:
         """Term by term, if one of them hides for good; otherwise as the model adds them."""
@@ -136,9 +148,12 @@ class _Parts:
         return shows_itself(band) and (band.left is None or same_size(self.tracer.queries, self.tracer.keys))
 
     def _proven(self, layer: Layer) -> tuple[Band, bool] | None:
+        if layer.softly:
+            band = self._band(layer.part)
+            return None if band is None else (band, True)
+        if not self.tracer.banded:
+            return None
         try:
-            if layer.softly:
-                return prove_condition(layer.node, layer.negated, self.tracer.algebra, layer.frame), True
             return prove_mask(layer.node, self.tracer.algebra, layer.frame)
         except Unproven:
             return None

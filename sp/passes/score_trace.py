@@ -65,6 +65,11 @@ class Tracer:
         self.differentiable = differentiable(self.program.graph)
         self.scored = descendants(self.score)
 
+    @property
+    def banded(self) -> bool:
+        """Whether the queries are of a sequence, so that a band can compare their positions with the keys'."""
+        return self.program.holds_sequence(self.queries)
+
     def value(self, node: fx.Node, frame: Frame) -> Name:
         """The value of `node`, whose dims are the axes of `frame`, by name; raises Untraceable."""
         key = node, frame
@@ -94,7 +99,9 @@ class Tracer:
             return self._computed(node, frame)
         if position := self._position(node, frame):
             return position
-        if sum(map(self.program.holds_sequence, shape(node))) <= 1 or is_stored(node):
+        held = sum(map(self.program.holds_sequence, shape(node)))
+        # Where a sequence has met a parameter, values are spread over the ranks from there on; leaves are not.
+        if is_stored(node) or held == 0 or (held == 1 and not self._trains(node)):
             return self._leaf(node, frame)
         return self._computed(node, frame)
 
@@ -119,7 +126,7 @@ class Tracer:
                 raise Untraceable(node, f"it has {size} of {totals[axis]} {'queries' if axis == QUERIES else 'keys'}")
             if axis not in totals and self.program.holds_sequence(size):
                 raise Untraceable(node, "the sequence fills a dim that is neither the queries nor the keys")
-            if axis is not None and axis in totals and self.program.holds_sequence(size):
+            if axis is not None and axis in totals:
                 form += "q" if axis == QUERIES else "k"
         form = "qk" if set(form) == {"q", "k"} else form
         return self.source(LeafNode(node, frame, Leaf(form, self._trains(node))))

@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch import fx
 
-from sp.passes.fxtools import expression, normal_dim, positional, same_size, shape
+from sp.passes.fxtools import expression, named, normal_dim, positional, same_size, shape
 from sp.passes.rules import Case, Refused, Ruling, operand_need, pointwise, unary
 from sp.program import Partial, Placement, Replicated, Sharded
 
@@ -94,6 +94,7 @@ def join(case: Case) -> Ruling:
 def attention(case: Case) -> Ruling:
     """Queries cover their whole sequence, keys and values theirs; heads and head sizes stay whole.
 
+    Under the transport "merge" the queries have none: they are the same on every rank, and so is the result.
     What the score is computed from is whole on every rank, so that each can cut it for any queries and keys."""
     operands = cast(tuple[fx.Node, ...], case.node.args[:3])
     if case.anchor in operands and (case.placement.dim != 2 or case.placement.outer != 1):
@@ -102,7 +103,8 @@ def attention(case: Case) -> Ruling:
             "transpose to (batch, heads, sequence, head width) before attention",
         )
     needs: dict[fx.Node, Placement] = {leaf: Replicated() for leaf in case.operands}
-    needs |= {operand: Sharded.whole(2, shape(operand)[2]) for operand in operands}
+    along = operands[1:] if named(case.node)["transport"] == "merge" else operands
+    needs |= {operand: Sharded.whole(2, shape(operand)[2]) for operand in along}
     return Ruling(needs[operands[0]], needs)
 
 

@@ -5,6 +5,7 @@
     narrow(x, 1, 2, 3)              →  slice(x, 1, 2, 5)
     movedim(x, 2, 0)                →  permute(x, [2, 0, 1])
     hstack([x, y])                  →  cat([x, y], 1)
+    cat([empty, x], 1)              →  alias(x)
 
 So the passes behind `normalize` know one op where PyTorch has many.  A call that does not fit is left as it is.
 """
@@ -71,6 +72,18 @@ def _concat(node: fx.Node, sizes: Sizes) -> Call | None:
     return (aten.cat.default, (parts, dim)) if isinstance(dim, int) else None
 
 
+def _filled_parts(node: fx.Node, sizes: Sizes) -> Call | None:
+    """cat: torch leaves out empty tensors of one dim, with which people begin to collect."""
+    parts, dim = cast(list[fx.Node], node.args[0]), positional(node)[1]
+    filled = [part for part in parts if shape(part) != (0,)]
+    dtypes = {part.meta["val"].dtype for part in parts}
+    if len(dtypes) > 1:  # an empty one still widens the result
+        return None
+    if len(filled) == 1:
+        return aten.alias.default, (filled[0],)
+    return (aten.cat.default, (filled, dim)) if 0 < len(filled) < len(parts) else None
+
+
 def _split_along(dim: int) -> Rewrite:
     """hsplit and its like: in so many parts, or at these indices."""
 
@@ -131,6 +144,7 @@ SYNONYMS: Mapping[str, Rewrite] = {
     "aten.narrow": _as_slice,
     "aten.type_as": _as_cast,
     **dict.fromkeys(("aten.concat", "aten.concatenate"), _concat),
+    "aten.cat": _filled_parts,
     "aten.hstack": _hstack,
     **dict.fromkeys(("aten.vstack", "aten.row_stack"), _joined(0)),
     "aten.column_stack": _joined(1),

@@ -30,23 +30,24 @@ class Accumulator:
         if self._out_BHSE is None and whole:
             self._out_BHSE, self._lse_BHS = out_BHPE.to(dtype), lse_BHP.to(dtype)
             return
-        out_BHSE, lse_BHS = self._state()
+        out_BHSE, lse_BHS = self.state()
         rows = (2, q0, q1 - q0)
         _merge(out_BHSE.narrow(*rows), lse_BHS.narrow(*rows), out_BHPE.to(dtype), lse_BHP.to(dtype))
 
     def add_sink(self, sink_BHS1: Tensor) -> None:
         """Add one more key, of the value zero, with these scores [B or 1, H or 1, S or 1, 1].  The last part of all."""
-        out_BHSE, lse_BHS = self._state()
+        out_BHSE, lse_BHS = self.state()
         zero = out_BHSE.new_zeros(()).expand_as(out_BHSE)
         _merge(out_BHSE, lse_BHS, zero, sink_BHS1.squeeze(-1).to(lse_BHS.dtype).expand_as(lse_BHS))
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """out_BHSE in the dtype of q, laid out [B, S, H, E]; lse_BHS contiguous."""
-        out_BHSE, lse_BHS = self._state()
+        out_BHSE, lse_BHS = self.state()
         out_BSHE = out_BHSE.to(self._result.dtype).transpose(1, 2).contiguous()
         return out_BSHE.transpose(1, 2), lse_BHS.contiguous()
 
-    def _state(self) -> tuple[Tensor, Tensor]:
+    def state(self) -> tuple[Tensor, Tensor]:
+        """out_BHSE and lse_BHS so far, in the dtype of sums."""
         if self._out_BHSE is None or self._lse_BHS is None:
             batch, heads, length, size = self._shape_BHSE
             dtype = accumulation_dtype(self._result.dtype)

@@ -25,6 +25,7 @@ from sp.runtime.comm import Exchange, World, post_exchange
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator, accumulation_dtype
 from sp.runtime.scores import BoundScore, Piece
+from sp.runtime.sink import add_sink_gradient, with_sink
 
 _KEYS, _GRADIENTS = 0, 1  # tags: both are under way at the same time
 
@@ -53,16 +54,27 @@ def ring_forward(
     """out_BHSE in q's dtype, laid out [B, S, H, E], and lse_BHS of the local queries over all ranks' keys.
 
     score: what changes the scores inside of the plan's mask; None for nothing."""
+    return with_sink(attend(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world, score), score).finish()
+
+
+def attend(
+    q_BHSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
+) -> Accumulator:
+    """The local queries over all keys that the steps of the plan bring here; no sink yet."""
     total = Accumulator(q_BHSD, v_BGSE.shape[3])
     for step, k_BGTD, v_BGTE in _travel(k_BGSD, v_BGSE, plan, _steps(plan, score), world):
         for piece in _pieces(step, kernel, q_BHSD.device.type, score):
             tile = piece.tile
             q, k, v = _rows(tile, q_BHSD), _columns(tile, k_BGTD), _columns(tile, v_BGTE)
             total.merge(tile.q0, tile.q1, *kernel.forward(q, k, v, tile, scale, piece.score))
-    sink_BHS1 = None if score is None else score.sink()
-    if sink_BHS1 is not None:
-        total.add_sink(sink_BHS1)
-    return total.finish()
+    return total
 
 
 def ring_backward(
@@ -94,23 +106,12 @@ def ring_backward(
             _rows(tile, dq_BHSD).add_(dq)
             parts.append((tile, dk, dv))
         homeward.add(step, parts)
-    if score is not None:
-        _add_sink_gradient(grad_BHSE, saved, score, totals)
+    if score is not None and plan.counts_queries:
+        add_sink_gradient(grad_BHSE, saved.out_BHSE, saved.lse_BHS, score, totals)
     dk_BGSD, dv_BGSE = homeward.finish()
     # dk and dv are copied in any case: they share the buffer that travelled, and an operator's results may share none.
     dk_BGSD, dv_BGSE = dk_BGSD.to(saved.k_BGSD.dtype, copy=True), dv_BGSE.to(saved.v_BGSE.dtype, copy=True)
     return dq_BHSD.to(saved.q_BHSD.dtype), dk_BGSD, dv_BGSE, totals
-
-
-def _add_sink_gradient(grad_BHSE: Tensor, saved: Saved, score: BoundScore, totals: list[Tensor]) -> None:
-    """The sink takes its share of each row's softmax, and its value is zero."""
-    sink_BHS1 = score.sink()
-    if sink_BHS1 is not None:
-        lse_BHS1 = saved.lse_BHS.unsqueeze(-1)
-        share_BHS1 = (sink_BHS1 - lse_BHS1).exp().masked_fill(lse_BHS1 == -torch.inf, 0)
-        wide = lse_BHS1.dtype
-        delta_BHS1 = (grad_BHSE.to(wide) * saved.out_BHSE.to(wide)).sum(-1, keepdim=True)
-        score.add_sink_gradient(totals, -share_BHS1 * delta_BHS1)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Transports: how keys and values reach the queries.  A transport is a line in this table."""
+"""Transports: how keys and values reach the queries, or the queries' results each other.  A line in a table each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sp.errors import StrategyError
-from sp.plan import Plan
+from sp.mask import Band
+from sp.plan import Plan, make_local_plan, make_plan
 from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
+from sp.runtime.partials import partials_forward
 from sp.runtime.ring import Saved, ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 
@@ -22,17 +24,26 @@ Backward = Callable[
 
 @dataclass(frozen=True)
 class Transport:
-    """forward(q, k, v, plan, kernel, scale, world, score): out, lse.
+    """plan(layout, mask, length, world, rank, keys): what a rank computes.
+    forward(q, k, v, plan, kernel, scale, world, score): out, lse.
     backward(grad_out, saved, plan, …): dq, dk, dv, and the gradients of the score's leaves.
 
     All tensors but leaves are local; out, dq, dk, dv are laid out [B, S, heads, size]."""
 
     name: str
+    plan: Callable[[str, Band, int, int, int, int], Plan]
     forward: Forward
     backward: Backward
 
 
-TRANSPORTS = {transport.name: transport for transport in (Transport("ring", ring_forward, ring_backward),)}
+TRANSPORTS = {
+    transport.name: transport
+    for transport in (
+        Transport("ring", make_plan, ring_forward, ring_backward),
+        # Of one step, so that the ring's backward sends nothing.  No strategy's own: for queries without a sequence.
+        Transport("merge", make_local_plan, partials_forward, ring_backward),
+    )
+}
 
 
 def find_transport(name: str) -> Transport:

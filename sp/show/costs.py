@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sp.plan import Plan, count_steps, make_plan
+from sp.plan import Plan, count_steps, make_local_plan, make_plan
 from sp.program import AttentionSite
 from sp.strategy import Strategy
 
@@ -27,9 +27,11 @@ class Costs:
 
 def attention_costs(site: AttentionSite, strategy: Strategy, length: int, world: int, keys: int | None = None) -> Costs:
     """The costs of one attention of `length` queries to as many keys, or to `keys`, on `world` ranks."""
-    plans = [make_plan(strategy.layout, site.mask, length, world, rank, keys) for rank in range(world)]
+    make = make_local_plan if site.transport == "merge" else make_plan
+    total = length if keys is None else keys
+    plans = [make(strategy.layout, site.mask, length, world, rank, total) for rank in range(world)]
     steps = count_steps(plans[0])  # the same for all ranks
-    sent = [SENT[strategy.transport](site, plan, steps) for plan in plans]
+    sent = [SENT[site.transport](site, plan, steps) for plan in plans]
     return Costs(
         tuple(plan.area for plan in plans),
         tuple(forward for forward, _ in sent),
@@ -48,5 +50,14 @@ def _ring(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
     return forward, forward + sum(held) * width * max(site.item_bytes, 4)
 
 
+def _merge(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
+    """Forward: each query's output and the log of its sum, in the dtype of sums, to all others.  Backward: nothing."""
+    rows = (plan.world - 1) * plan.length * site.heads
+    return rows * (site.value_width + 1) * max(site.item_bytes, 4), 0
+
+
 # transport → bytes that the rank of a plan sends in forward and in backward, given how many steps have work
-SENT: Mapping[str, Callable[[AttentionSite, Plan, int], tuple[int, int]]] = {"ring": _ring}
+SENT: Mapping[str, Callable[[AttentionSite, Plan, int], tuple[int, int]]] = {
+    "ring": _ring,
+    "merge": _merge,
+}

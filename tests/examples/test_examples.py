@@ -86,6 +86,14 @@ def test_hf_llama_equals_the_single_device():
     assert not done.stderr
 
 
+def test_generate_equals_the_single_device():
+    pytest.importorskip("transformers")
+    done = python("examples/generate.py", "--prompt", "65", "--new", "5")
+    assert done.returncode == 0, done.stderr
+    assert "striped over 2 ranks, 65 + 5 tokens: the same tokens on every rank as on one device" in done.stdout
+    assert not done.stderr
+
+
 def test_a_difference_beyond_the_bound_is_a_failure():
     single = Run("single device", losses=[5.0, 4.0], norms=[1.0, 1.0], seconds=[2.0, 1.0])
     within = Run("striped", losses=[5.0, 4.0 * (1 + BOUND / 2)], norms=[1.0, 1.0], seconds=[2.0, 1.0])

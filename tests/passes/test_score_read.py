@@ -76,7 +76,7 @@ READ: dict[str, tuple[str, Maker]] = {
     "pairs, turned": ("full | l0:qk -> visible=l0", lambda d: d.pairs.transpose(2, 3)),
     "bias of pairs": ("full | l0:qk; a = _to_copy.default(l0, dtype='float64') -> bias=a", lambda d: d.bias.double()),
     "alibi": ("causal | l0:+grad", lambda d: additive(causal(d)) + d.slopes[:, None, None] * (d.j - d.i)),
-    "alibi of keys alone": ("full | l0:k+grad -> bias=l0", lambda d: d.slopes[:, None, None] * d.j[None]),
+    "alibi of keys alone": ("full | l0:+grad; a = mul.Tensor(l0, j)", lambda d: d.slopes[:, None, None] * d.j[None]),
     "table": ("full | l0:table+grad; a = ", lambda d: d.table[distance(d)].permute(2, 0, 1)),
     "table by embedding": (
         "causal | l0:table+grad; a = ",

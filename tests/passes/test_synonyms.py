@@ -30,6 +30,7 @@ CALLS: list[tuple[str, str, Callable[[Tensor], Any]]] = [
     ("type_as", "to", lambda x: x.type_as(torch.arange(2))),
     ("concat", "sin cat", lambda x: torch.concat([x, x.sin()], -1)),
     ("concatenate", "sin cat", lambda x: torch.concatenate([x, x.sin()], 1)),
+    ("cat", "alias", lambda x: torch.cat([x.new_zeros(0), x], 1)),
     ("hstack", "sin cat", lambda x: torch.hstack([x, x.sin()])),
     ("hstack", "flatten flatten cat", lambda x: torch.hstack([x.flatten(), x.flatten()])),
     ("vstack", "sin cat", lambda x: torch.vstack([x, x.sin()])),
@@ -48,6 +49,8 @@ CALLS: list[tuple[str, str, Callable[[Tensor], Any]]] = [
 ]
 # What does not fit stays as it is.
 LEFT: list[tuple[str, Callable[[Tensor], Any]]] = [
+    ("cat", lambda x: torch.cat([x, x], 1)),
+    ("cat", lambda x: torch.cat([x.new_zeros(0, dtype=torch.float64), x], 1)),  # which makes it float64
     ("vstack", lambda x: torch.vstack([x.flatten(), x.flatten()])),
     ("dstack", lambda x: torch.dstack([x[0], x[0]])),
     ("column_stack", lambda x: torch.column_stack([x.flatten(), x.flatten()])),
@@ -73,6 +76,12 @@ def test_synonym(number: int) -> None:
 def test_what_does_not_fit_is_left(number: int) -> None:
     name, call = LEFT[number]
     assert f"aten.{name}" in ops(program_of(lambda m, x: call(x * 2), X_BSD, passes=[Normalize()]))
+
+
+def test_empty_parts_are_left_out() -> None:
+    program = program_of(lambda m, x: torch.cat([x.new_zeros(0), x, x.sin()], 1), X_BSD, passes=[Normalize()])
+    (cat,) = [node for node in program.graph.nodes if node.target is torch.ops.aten.cat.default]
+    assert len(cat.args[0]) == 2
 
 
 def test_every_synonym_is_called() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from sp.models import Llama, LlamaConfig
 from sp.program import AttentionSite
 from sp.runtime import ring
 from sp.runtime.comm import Exchange, World
+from sp.score import Score
 from sp.show.costs import attention_costs
 from sp.strategy import STRATEGIES
 from sp.testing.ranks import run_ranks
@@ -29,7 +31,7 @@ S = sympy.Symbol("S", integer=True, positive=True)
 def site(mask: Band, item_bytes: int = 2) -> AttentionSite:
     return AttentionSite(
         "attention", "model.py:1", mask, S, S, heads=8, kv_heads=2, head_width=16, value_width=24,
-        item_bytes=item_bytes, kernel="dense", why="",
+        item_bytes=item_bytes, kernel="dense", why="", score=Score(), words=(), transport="ring",
     )  # fmt: skip
 
 
@@ -109,3 +111,12 @@ def test_reported_bytes_are_those_that_travel(
         assert attention["count"] == 2
         assert sent[rank, "forward"] == 2 * attention["sent_forward"][rank]
         assert sent[rank, "backward"] == 2 * attention["sent_backward"][rank]
+
+
+def test_queries_without_a_sequence() -> None:
+    """Each rank works on its own keys, and sends its results of 5 queries to the 3 others, in float32."""
+    merged = replace(site(FULL), queries=sympy.Integer(5), transport="merge")
+    costs = attention_costs(merged, STRATEGIES["striped"], 5, 4, 18)
+    assert costs.area == (25, 25, 20, 20)
+    assert costs.forward == (3 * 5 * 8 * (24 + 1) * 4,) * 4
+    assert costs.backward == (0,) * 4

@@ -1,4 +1,4 @@
-"""Where a band hides scores, and what becomes of scores that are hidden by a number."""
+"""Where a band hides scores."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ import torch
 from torch import Tensor
 
 from sp.plan import Tile
-from sp.score import HIDDEN_BELOW
-
-# Where a mask that adds a number below HIDDEN_BELOW hides every key from a query, nothing is left of the scores beside
-# that number: all are the same, and the row is the mean of all values.  In a sum of exponentials such a score counts as
-# exp(FAINT): nothing beside any other, and a number beside which the logarithm of a count is not lost.
-FAINT = -2000.0
 
 
 def hidden(tile: Tile, device: torch.device) -> Tensor | None:
@@ -33,8 +27,3 @@ def _outside(tile: Tile, value: float, dtype: torch.dtype, device: torch.device)
     if tile.lower is not None:
         sides.append(torch.full(size, value, dtype=dtype, device=device).tril_(tile.lower - 1))
     return sides[0] if len(sides) == 1 else sides[0].add_(sides[1])
-
-
-def faint(scores: Tensor) -> Tensor:
-    """Where a score is hidden by a number, not by -inf."""
-    return (scores < HIDDEN_BELOW).logical_and_(scores > -torch.inf)

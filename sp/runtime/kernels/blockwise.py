@@ -6,7 +6,6 @@ B batch · H query heads · G key/value heads · R rows, C columns of the tile �
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -102,5 +101,4 @@ def _columns(tile: Tile, part: Tile, *tensors: Tensor) -> list[Tensor]:
 def _score(tile: Tile, part: Tile, score: TileScore | None) -> TileScore | None:
     if score is None:
         return None
-    rows_R = score.rows_R[part.q0 - tile.q0 : part.q1 - tile.q0]
-    return replace(score, rows_R=rows_R, columns_C=score.columns_C[part.k0 - tile.k0 : part.k1 - tile.k0])
+    return score.part(part.q0 - tile.q0, part.q1 - tile.q0, part.k0 - tile.k0, part.k1 - tile.k0)

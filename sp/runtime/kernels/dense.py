@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sp.plan import Tile
 from sp.runtime.kernels import blockwise
-from sp.runtime.kernels.bands import FAINT, faint, hidden
+from sp.runtime.kernels.bands import hidden
 from sp.runtime.kernels.blockwise import Gradients, Results
 from sp.runtime.scores import TileScore
 
@@ -105,8 +105,7 @@ def _seen(products_BGMC: Tensor, tile: Tile, score: TileScore | None) -> Tensor:
     """The scores that softmax sees: -inf where a query must not see the key.  Without a score, in place."""
     scores_BHRC = _unstack(products_BGMC, tile.q1 - tile.q0)
     if score is not None:
-        scores_BHRC = score.apply(scores_BHRC)
-        scores_BHRC = scores_BHRC.masked_fill(faint(scores_BHRC), FAINT)  # apply's result may share its memory
+        scores_BHRC = score.apply(scores_BHRC).clone()  # its result may share its memory
     hidden_RC = hidden(tile, products_BGMC.device)
     if hidden_RC is not None:
         scores_BHRC.masked_fill_(hidden_RC, -torch.inf)

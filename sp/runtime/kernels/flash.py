@@ -17,10 +17,9 @@ from torch import Tensor
 from sp.errors import InputError, StrategyError
 from sp.plan import Tile
 from sp.runtime.kernels import blockwise, dense, pieces
-from sp.runtime.kernels.bands import FAINT, added, faint, hidden
+from sp.runtime.kernels.bands import added, hidden
 from sp.runtime.kernels.blockwise import Gradients, Results
 from sp.runtime.kernels.operators import MOST_ON_CUDA, common_size, run_backward, run_forward
-from sp.runtime.merge import accumulation_dtype
 from sp.runtime.scores import TileScore
 
 _CPU_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -142,17 +141,9 @@ def _forward_masked(
         return _forward_alone(q_BHRD, k_BGCD, v_BGCE, tile, scale)
     if score is None:  # each row of a tile sees something
         return run_forward(q_BHRD, k_BGCD, v_BGCE, False, scale, _mask(tile, None, q_BHRD, q_BHRD.dtype))
-    mask = _mask(tile, score, q_BHRD, accumulation_dtype(q_BHRD.dtype))
-    top = mask.amax(-1)
-    is_faint = faint(top)
-    some_faint = score.score.bias is not None and bool(is_faint.any())
-    if some_faint and q_BHRD.dtype.itemsize == 2:  # too few bits for numbers beside which scores are nothing
-        return dense.forward(q_BHRD, k_BGCD, v_BGCE, tile, scale, score)
-    out_BHRE, lse_BHR = run_forward(q_BHRD, k_BGCD, v_BGCE, False, scale, mask.to(q_BHRD.dtype))
-    if some_faint:
-        uniform = (mask > -torch.inf).sum(-1).to(lse_BHR.dtype).log_().add_(FAINT)
-        lse_BHR = torch.where(is_faint, uniform, lse_BHR)
-    return out_BHRE, lse_BHR.masked_fill_(top == -torch.inf, -torch.inf)
+    mask = _mask(tile, score, q_BHRD, q_BHRD.dtype)
+    out_BHRE, lse_BHR = run_forward(q_BHRD, k_BGCD, v_BGCE, False, scale, mask)
+    return out_BHRE, lse_BHR.masked_fill_(mask.amax(-1) == -torch.inf, -torch.inf)
 
 
 def _backward_masked(
@@ -170,11 +161,8 @@ def _backward_masked(
     operands = (grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE)
     if _is_alone(tile, score):
         return _backward_alone(*operands, lse_BHR, tile, scale)
-    blind = lse_BHR == -torch.inf
-    if ((lse_BHR < FAINT / 2) & ~blind).any():
-        return dense.backward(*operands, lse_BHR, tile, scale, score, totals)
-    mask = _mask(tile, score, q_BHRD, q_BHRD.dtype)
-    return run_backward(*operands, lse_BHR.masked_fill(blind, _NEVER), False, scale, mask)
+    mask, lse_BHR = _mask(tile, score, q_BHRD, q_BHRD.dtype), lse_BHR.masked_fill(lse_BHR == -torch.inf, _NEVER)
+    return run_backward(*operands, lse_BHR, False, scale, mask)
 
 
 def _mask(tile: Tile, score: TileScore | None, q_BHRD: Tensor, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sp.errors import InputError
 from sp.mask import Band
-from sp.plan import Plan, make_plan
+from sp.plan import Plan
 from sp.runtime.comm import World, find_world
 from sp.runtime.kernels import find_kernel
 from sp.runtime.merge import accumulation_dtype
@@ -53,7 +53,8 @@ class Call:
 
     mask: `str` of the `sp.mask.Band` of global positions.  score: `str` of the `sp.score.Score` inside of it.
     scale: of the products of queries and keys.
-    length, keys: of the global sequences of queries and of keys.
+    length, keys: of the global sequences of queries and of keys; under the transport "merge" the queries are of none,
+    and the same on every rank.
     layout, transport, kernel: keys of LAYOUTS, TRANSPORTS, KERNELS.  group: name of the process group, "" for none.
     """
 
@@ -70,13 +71,12 @@ class Call:
     def plan(self, q_BHSD: Tensor, k_BGSD: Tensor) -> tuple[Plan, World]:
         """What this rank computes, once its tensors are found to be as long as the layout says."""
         world = find_world(self.group)
-        plan = make_plan(self.layout, Band.parse(self.mask), self.length, world.size, world.rank, self.keys)
-        totals = self.length, self.keys
-        local = tuple(plan.layout.local_length(total, world.rank, world.size) for total in totals)
+        make = find_transport(self.transport).plan
+        plan = make(self.layout, Band.parse(self.mask), self.length, world.size, world.rank, self.keys)
         found = q_BHSD.shape[2], k_BGSD.shape[2]
-        assert found == local, (
+        assert found == plan.local, (
             f"rank {world.rank} of {world.size} got {found[0]} queries and {found[1]} keys,"
-            f" but its share of {totals} tokens is {local} in the layout {self.layout!r}"
+            f" but its share of {(self.length, self.keys)} tokens is {plan.local} in the layout {self.layout!r}"
         )
         return plan, world
 

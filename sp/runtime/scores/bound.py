@@ -49,7 +49,8 @@ class BoundScore:
 
     def against(self, source: int) -> SourceScore:
         """The score against the keys of rank `source`."""
-        return SourceScore(self, source, self.own_rows, self._positions(self.plan.keys, source))
+        keys = self.plan.layout.runs(self.plan.keys, source, self.plan.world)
+        return SourceScore(self, source, self.own_rows, positions_of(keys, self.device))
 
     def count_steps(self) -> int:
         """How many steps a ring needs until no rank has work left: the same on all ranks."""
@@ -108,10 +109,8 @@ class BoundScore:
     @cached_property
     def own_rows(self) -> Tensor:
         """The global positions of the local queries."""
-        return self._positions(self.plan.length, self.plan.rank)
-
-    def _positions(self, total: int, rank: int) -> Tensor:
-        return positions_of(self.plan.layout.runs(total, rank, self.plan.world), self.device)
+        queries = self.plan.queries.runs(self.plan.length, self.plan.rank, self.plan.world)
+        return positions_of(queries, self.device)
 
     def _sink_values(self) -> dict[str, Tensor]:
         wanted = [self.score.sink or ""]

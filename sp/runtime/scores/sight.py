@@ -56,7 +56,7 @@ def _see(score: Score, leaves: Sequence[Tensor], band: Band, columns_S: Tensor) 
 
 
 def _any_number(device: torch.device) -> Interval:
-    """A scaled score: any finite number, in doubles, which hold the most negative number of every dtype."""
+    """A scaled score: any finite number."""
     most = torch.full((1, 1, 1, 1), torch.finfo(torch.float32).max, dtype=torch.float64, device=device)
     return Interval(-most, most)
 

@@ -63,7 +63,7 @@ def _sides(
     score: Score, leaves: Sequence[Tensor], plan: Plan, ranks: Sequence[int], block: int, device: torch.device
 ) -> tuple[Side, Side]:
     """The queries of `ranks` and all keys, in blocks just wide enough that the grid stays small."""
-    queries = [plan.layout.runs(plan.length, rank, plan.world) for rank in ranks]
+    queries = [plan.queries.runs(plan.length, rank, plan.world) for rank in ranks]
     keys = [plan.layout.runs(plan.keys, rank, plan.world) for rank in range(plan.world)]
     pairs = sum(run.length for runs in queries for run in runs) * plan.keys
     while _depth(score, leaves) * pairs > _CELLS * block * block:

@@ -40,6 +40,11 @@ class TileScore:
     columns_C: Tensor
     lift_BHR1: Tensor | None = None
 
+    def part(self, q0: int, q1: int, k0: int, k1: int) -> TileScore:
+        """On these of the rows and columns."""
+        lift_BHR1 = None if self.lift_BHR1 is None else self.lift_BHR1[:, :, q0:q1]
+        return TileScore(self.score, self.leaves, self.rows_R[q0:q1], self.columns_C[k0:k1], lift_BHR1)
+
     @property
     def form(self) -> Literal["added", "function"]:
         """added: it is a tensor that is added to the scores and does not train, so that flash attention takes it."""

@@ -78,7 +78,8 @@ def check_rank(bound: BoundScore, dense: Tensor) -> int:
                     torch.testing.assert_close(found, added, rtol=1e-6, atol=0)
                 else:
                     s = torch.randn(added.shape, dtype=torch.float64)
-                    torch.testing.assert_close(piece.score.apply(s), s + added, rtol=1e-6, atol=1e-6)
+                    lift = 0.0 if piece.score.lift_BHR1 is None else piece.score.lift_BHR1
+                    torch.testing.assert_close(piece.score.apply(s), s + added - lift, rtol=1e-6, atol=1e-6)
         visible = band[rows.unsqueeze(1), columns]
         assert (count <= 1).all(), "a pair is in two pieces"
         assert not (count.bool() & ~visible).any(), "the band hides this pair"
