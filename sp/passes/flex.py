@@ -55,7 +55,9 @@ class Flex:
             program.graph.eliminate_dead_code()
             program.graph_module.recompile()
         _refuse_vmap(program)
-        return program.refuse(refused).note(self.name, f"{len(nodes) - len(refused)} flex_attentions written out")
+        count = len(nodes) - len(refused)
+        text = f"{count} flex_attention{'' if count == 1 else 's'} written out" if nodes else "no flex_attention"
+        return program.refuse(refused).note(self.name, text)
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) == FLEX and node.name not in program.refused]

@@ -50,7 +50,8 @@ class Recognize:
                 refused[softmax.name] = refusal(softmax, reason.why, reason.remedy)
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
-        text = f"{found} attentions written out found; {len(refused)} softmaxes that are none"
+        text = f"{found} attention{'' if found == 1 else 's'} found that {'is' if found == 1 else 'are'} written out"
+        text += f"; {len(refused)} refused" if refused else ""
         return program.refuse(refused).note(self.name, text)
 
     def check(self, program: Program) -> None:

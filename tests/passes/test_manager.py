@@ -98,11 +98,11 @@ def test_pipeline() -> None:
     """Every pass has a name of its own and options in its fields; the order is what it is for a reason."""
     passes = pipeline(outputs="local", kernel="dense")
     assert [step.name for step in passes] == [
-        *("inline", "autocast", "functionalize", "detach", "normalize", "canonical"),
-        *("noise", "attention", "decompose", "reduce", "place", "localize", "verify"),
+        *("inline", "flex", "autocast", "functionalize", "detach", "normalize", "canonical"),
+        *("recognize", "noise", "attention", "decompose", "reduce", "place", "localize", "verify"),
     ]
-    assert passes[7].kernel == "dense"
-    assert passes[11].outputs == "local"
+    assert passes[9].kernel == "dense"
+    assert passes[13].outputs == "local"
     assert passes == pipeline(outputs="local", kernel="dense")
 
 

@@ -136,4 +136,4 @@ def test_mask_over_batch_and_heads_as_one_dim() -> None:
 
 def test_history() -> None:
     program = found(written("repeated"))
-    assert Naming(program).text(program.history[-1].text) == "1 attentions written out found; 0 softmaxes that are none"
+    assert Naming(program).text(program.history[-1].text) == "1 attention found that is written out"
