@@ -31,7 +31,7 @@ from sp.passes.index_algebra import IndexAlgebra, Opaque, as_number, coordinate,
 from sp.passes.placements import carries_gradients
 from sp.passes.score_sources import LeafNode, Number, Size, Source, descendants, differentiable, filled, is_stored
 from sp.program import Program
-from sp.runtime.scores.op_table import has_gradient, is_evaluable
+from sp.runtime.scores.op_table import has_gradient, is_evaluable, takes_tensors
 from sp.score import LOOKUP, SCORE, Argument, Dtype, Leaf, Line, Name, Score, letters
 
 
@@ -163,6 +163,9 @@ class Tracer:
             op = op.replace(".Scalar", ".Tensor")  # a size becomes a leaf
         if not is_evaluable(op):
             raise Untraceable(node, f"{op_name(node)} does not work element by element")
+        for argument, place in zip(node.args, takes_tensors(op), strict=False):
+            if isinstance(argument, fx.Node) and not place:
+                raise Untraceable(node, f"{op_name(node)} takes {argument.name}, which differs from call to call")
         self._check_gradient(node, op)
         arguments = [self._argument(argument, node, frame) for argument in node.args]
         options = {key: self._argument(value, node, frame) for key, value in node.kwargs.items()}
@@ -177,6 +180,8 @@ class Tracer:
         if isinstance(argument, fx.Node):
             if tensor(argument) is not None:
                 return self.value(argument, operand_frame(argument, frame))
+            if not isinstance(argument.meta["val"], (int, torch.SymInt)):
+                raise Untraceable(node, f"it computes with {argument.name}, a fraction of a size")
             size = expression(argument.meta["val"])
             return int(size) if size.is_Integer else self.source(Size(size))
         if isinstance(argument, str):
@@ -205,7 +210,19 @@ class Tracer:
             raise Untraceable(node, f"the columns of the table {table.name} are not the heads")
         place = self.value(index, operand_frame(index, frame[:-1]))
         leaf = self.source(LeafNode(table, (None, None), Leaf("table", self._trains(table))))
-        return self.line(LOOKUP, leaf, place)
+        return self._without_padding(node, self.line(LOOKUP, leaf, place), place)
+
+    def _without_padding(self, node: fx.Node, found: Name, place: Name) -> Name:
+        """Of `embedding`, the row `padding_idx` gets no gradient; two other options are no sum over its places."""
+        if op_name(node) != "aten.embedding" or not self._trains(node):
+            return found
+        _, _, padding, by_frequency, sparse = positional(node)
+        if by_frequency or sparse:
+            raise Untraceable(node, "its gradient is sparse or scaled by how often an index occurs")
+        if not isinstance(padding, int) or padding < 0:
+            return found
+        trains = self.line("ne.Scalar", place, padding)
+        return self.line("where.self", trains, found, self.line("detach.default", found))
 
 
 _CAST = "_to_copy.default"

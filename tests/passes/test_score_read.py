@@ -82,6 +82,10 @@ READ: dict[str, tuple[str, Maker]] = {
         "causal | l0:table+grad; a = ",
         lambda d: torch.nn.functional.embedding(distance(d), d.table).permute(2, 0, 1)[None] + additive(causal(d)),
     ),
+    "table with a row that does not train": (
+        "; e = detach.default(c); f = where.self(d, c, e)",
+        lambda d: torch.nn.functional.embedding(distance(d), d.table, padding_idx=3).permute(2, 0, 1),
+    ),
     "table by logarithms": (
         "full | l0:table+grad; a = ",
         lambda d: d.table[(1 + (d.i - d.j).abs()).float().log().clamp(max=7).long()].permute(2, 0, 1),
@@ -113,6 +117,15 @@ REFUSED: dict[str, tuple[str, Maker]] = {
     "heads in the table": (
         "the columns of the table",
         lambda d: d.table[distance(d)].permute(2, 1, 0).permute(0, 2, 1)[:, None],
+    ),
+    "fraction of the size": ("a fraction of a size", lambda d: d.i - d.j < d.S / 3),
+    "clamped by the size": (
+        "which differs from call to call",
+        lambda d: (d.i - d.j).clamp(max=d.S) < 3,
+    ),
+    "gradient by frequency": (
+        "its gradient is sparse or scaled by how often",
+        lambda d: torch.nn.functional.embedding(distance(d), d.table, scale_grad_by_freq=True).permute(2, 0, 1),
     ),
     "gradient of a strange function": (
         "the gradient of",

@@ -60,6 +60,13 @@ def is_evaluable(op: str) -> bool:
     return op == LOOKUP or find_op(op) is not None
 
 
+def takes_tensors(op: str) -> tuple[bool, ...]:
+    """Which arguments of `op` may be tensors, in order; the others are numbers, words and truth values."""
+    found = find_op(op)
+    assert found is not None, f"a score may not call {op}"
+    return tuple("Tensor" in str(argument.type) for argument in found._schema.arguments)
+
+
 def has_gradient(op: str) -> bool:
     """Whether a value that trains, or the score `s`, may be an operand of `op`."""
     return base_of(op) in DERIVATIVES
