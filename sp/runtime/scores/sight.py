@@ -40,9 +40,10 @@ def _see(score: Score, leaves: Sequence[Tensor], band: Band, columns_S: Tensor) 
     """Whether query n surely sees the key at `columns_S[n]`, whatever its scaled score: [B or 1, H or 1, S, 1]."""
     rows_S = torch.arange(len(columns_S), device=columns_S.device)
     i, j = rows_S.view(1, 1, -1, 1), columns_S.view(1, 1, -1, 1)
-    tensors = [i, j, *(_pairwise(leaf, x, rows_S, columns_S) for leaf, x in zip(score.leaves, leaves, strict=True))]
+    pairs = zip(score.leaves, leaves, strict=True)
+    values = [Interval(i, i), Interval(j, j), *(_pairwise(leaf, x, rows_S, columns_S) for leaf, x in pairs)]
     names = [*POSITIONS, *(f"l{index}" for index in range(len(leaves)))]
-    known = {name: Interval(x, x) for name, x in zip(names, tensors, strict=True)}
+    known = dict(zip(names, values, strict=True))
     roles = [name for name in (score.visible, score.bias, score.score) if name is not None]
     values = bound_values(score, {**known, SCORE: _any_number(columns_S.device)}, roles)
     sees = torch.ones_like(i, dtype=torch.bool)
@@ -61,12 +62,15 @@ def _any_number(device: torch.device) -> Interval:
     return Interval(-most, most)
 
 
-def _pairwise(leaf: Leaf, x: Tensor, rows_S: Tensor, columns_S: Tensor) -> Tensor:
-    """For each query its own key, which lies in the dim of the queries."""
+def _pairwise(leaf: Leaf, x: Tensor, rows_S: Tensor, columns_S: Tensor) -> Interval:
+    """For each query its own key, which lies in the dim of the queries; of a table, the ends of each column."""
     match leaf.form:
+        case "table":
+            return Interval(x.amin(0), x.amax(0))
         case "k":
-            return x.index_select(3, columns_S).mT
+            x = x.index_select(3, columns_S).mT
         case "qk":
-            return x[:, :, rows_S, columns_S].unsqueeze(-1)
+            x = x[:, :, rows_S, columns_S].unsqueeze(-1)
         case _:
-            return x
+            pass
+    return Interval(x, x)

@@ -38,5 +38,16 @@ def test_hidden_for_good_is_not_lifted() -> None:
     assert lift(torch.full((1, 1, 1, 5), -torch.inf), form="k") is None
 
 
+def test_tables_and_heads_beside_what_hides() -> None:
+    """A table has rows, and they are no heads."""
+    text = "l0:table l1: l2:k; a = lookup(l0, i); b = mul.Tensor(a, l1); c = add.Tensor(b, l2) -> bias=c"
+    leaves = [torch.ones(5, 2), torch.ones(1, 2, 1, 1), torch.full((1, 1, 1, 5), MIN)]
+    plan, device = make_plan("contiguous", FULL, 5, 1, 0), torch.device("cpu")
+    found = BoundScore.bind(text, leaves, plan, device).lift
+    assert found is not None
+    torch.testing.assert_close(found, torch.full((1, 2, 5, 1), MIN, dtype=torch.float64))
+    assert BoundScore.bind(text, [*leaves[:2], torch.zeros(1, 1, 1, 5)], plan, device).lift is None
+
+
 def test_a_sink_is_seen_by_all() -> None:
     assert lift(torch.full((1, 1, 1, 5), MIN), form="k", rest=", sink=l0") is None
