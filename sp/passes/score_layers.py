@@ -103,9 +103,9 @@ def _number(amount: object) -> float | None:
     return float(amount) if isinstance(amount, (int, float)) else None
 
 
-def through(node: fx.Node, frame: Frame) -> tuple[fx.Node, Frame]:
-    """The value behind views, copies and casts among floats."""
-    while node.op == "call_function" and node.args:
+def through(node: fx.Node, frame: Frame, last: fx.Node | None = None) -> tuple[fx.Node, Frame]:
+    """The value behind views, copies and casts among floats, but none behind `last`."""
+    while node is not last and node.op == "call_function" and node.args:
         name, source = op_name(node).removeprefix("aten."), node.args[0]
         shown = frame if name in _COPIES or _is_idle_cast(node, name) else source_frame(node, frame)
         if shown is None or not isinstance(source, fx.Node):
@@ -118,18 +118,17 @@ _COPIES = frozenset({"clone", "contiguous", "alias"})
 
 
 def _is_idle_cast(node: fx.Node, name: str) -> bool:
-    source = tensor(node.args[0])
-    floats = source is not None and source.is_floating_point() and node.meta["val"].is_floating_point()
-    return name in ("to", "_to_copy") and floats
+    """A narrower dtype makes -inf of what a wider one holds, and a row that sees nothing shows the difference."""
+    source, made = tensor(node.args[0]), node.meta["val"]
+    if name not in ("to", "_to_copy") or source is None:
+        return False
+    floats = source.is_floating_point() and made.is_floating_point()
+    return floats and torch.finfo(source.dtype).max <= torch.finfo(made.dtype).max
 
 
 def is_plain(node: fx.Node | None, score: fx.Node | None) -> bool:
     """Whether nothing has been done to these scores yet."""
-    return node is not None and _behind(node) is score
-
-
-def _behind(node: fx.Node) -> fx.Node:
-    return through(node, tuple(range(len(node.meta["val"].shape))))[0]
+    return node is not None and through(node, tuple(range(node.meta["val"].dim())), score)[0] is score
 
 
 def conjuncts(part: Part) -> Iterator[Part]:

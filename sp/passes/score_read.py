@@ -101,7 +101,7 @@ class _Parts:
 
     def peel(self, node: fx.Node, frame: Frame) -> None:
         """Take off what is outermost: a mask that hides for good, a bias that is added; what is left is a function."""
-        node, frame = through(node, frame)
+        node, frame = through(node, frame, self.tracer.score)
         if node is self.tracer.score:
             return
         layer = layer_of(node, frame, self.tracer.scored)

@@ -94,7 +94,10 @@ def _is_alone(tile: Tile, score: TileScore | None) -> bool:
 
 
 def _takes_mask(q_BHRD: Tensor, score: TileScore | None) -> bool:
-    return q_BHRD.device.type == "cpu" and (score is None or score.form == "added")
+    """A mask is of the dtype of q: a bias in a wider one would be rounded, and scores of 1000 with it."""
+    if q_BHRD.device.type != "cpu" or score is None:
+        return q_BHRD.device.type == "cpu"
+    return score.form == "added" and score.fits(q_BHRD.dtype)
 
 
 def _most_rows(tile: Tile) -> int | None:

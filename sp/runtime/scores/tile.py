@@ -50,6 +50,12 @@ class TileScore:
         """added: it is a tensor that is added to the scores and does not train, so that flash attention takes it."""
         return form_of(self.score) if self.lift_BHR1 is None else "function"
 
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether `added` in this dtype is what the model adds, unrounded."""
+        if self.score.bias is None or dtype in (torch.float32, torch.float64):
+            return True
+        return self.part(0, 1, 0, 1)._values(None)[self.score.bias].dtype == dtype
+
     def added(self, dtype: torch.dtype) -> Tensor:
         """What the scores get added: 0, bias or -inf, in `dtype`.  Broadcasts to BHRC; the band is not in it."""
         assert self.form == "added", "a score that is a function of the scores, or trains, is no tensor to add"
