@@ -86,7 +86,8 @@ class Lift:
         sizes = shape(node)
         if op_name(node) in _MERGES and (node in path or self._is_ours(node)):
             source = cast(fx.Node, node.args[0])
-            if self._is_ours(source) and self._is_ours(node) and _tails(source) == _tails(node):
+            split = self._splits_alike(source)
+            if split and self._is_ours(source) and self._is_ours(node) and _tails(source) == _tails(node):
                 return self.scores(source, path, shape(source)[:-2])
         if node in path and op_name(node) in _MERGES:
             raise Refused(
@@ -141,6 +142,11 @@ class Lift:
         """Whether its outer dims are batch and heads, merged or not."""
         outer = shape(node)[:-2]
         return bool(outer) and same_size(product(outer), self.batch * self.heads)
+
+    def _splits_alike(self, node: fx.Node) -> bool:
+        """Whether two outer dims are batch and heads, rather than others of the same product."""
+        outer = shape(node)[:-2]
+        return len(outer) != 2 or all(map(same_size, outer, (self.batch, self.heads)))
 
     def _view(self, node: fx.Node, outer: Sequence[sympy.Expr]) -> fx.Node:
         sizes = (*outer, *shape(node)[-2:])

@@ -20,7 +20,7 @@ from torch import fx
 
 from sp.errors import Refusal
 from sp.passes.builder import Builder
-from sp.passes.fxtools import op_name, positional, refusal, shape, tensor
+from sp.passes.fxtools import op_name, positional, product, refusal, same_size, shape, tensor
 from sp.passes.lift import Lift, split
 from sp.passes.products import is_wide, turned
 from sp.passes.rules import Refused
@@ -80,6 +80,7 @@ def _without_bias(node: fx.Node, program: Program) -> None:
 def _rewrite(found: Unfused, program: Program) -> None:
     build = Builder(found.output, program)
     lift = _frame(found, build)
+    _check_outer(found, lift)
     query, key, value = _operands(found, lift)
     score, scale = _scaled(found)
     root, outer = found.root, shape(found.root)[:-2]
@@ -95,6 +96,18 @@ def _rewrite(found: Unfused, program: Program) -> None:
     letters = (*weights.left_letters[:-1], *weights.only("right"))
     made = turned(build, lift.lowered(made, shape(weights.left)[:-2]), letters, weights.result)
     found.output.replace_all_uses_with(made)
+
+
+def _check_outer(found: Unfused, lift: Lift) -> None:
+    """The product of queries and keys has all batch and heads already: masks and values broadcast to it."""
+    weights = found.weighted
+    own = dict(zip(weights.left_letters, shape(weights.left), strict=True))
+    values = zip(weights.right_letters, shape(weights.right), strict=True)
+    grows = any(letter in own and size != 1 and not same_size(own[letter], size) for letter, size in values)
+    wide = weights.right if grows else found.root
+    if grows or not same_size(product(shape(found.root)[:-2]), lift.batch * lift.heads):
+        why = f"its scores {shape(found.scores)} are broadcast over batch or heads to meet {wide.name} {shape(wide)}"
+        raise Refused(why, "expand queries and keys before their product")
 
 
 def _frame(found: Unfused, build: Builder) -> Lift:

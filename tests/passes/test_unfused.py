@@ -27,6 +27,15 @@ def weights(x: Tensor) -> Tensor:
     return scores(x, x).softmax(-1)
 
 
+def merged(x: Tensor) -> Tensor:
+    return x.expand(2, 4, -1, -1).reshape(8, *x.shape[-2:])
+
+
+def one_for_all(x: Tensor) -> Tensor:
+    """Of the first head's scores, each head's weights."""
+    return (scores(x[:, :1], x[:, :1]) * torch.arange(x.shape[1])[:, None, None]).softmax(-1)
+
+
 def joined(x: Tensor, sinks: int = 1, kept: int | None = -1) -> Tensor:
     more = x.new_zeros(x.shape[0], x.shape[1], x.shape[2], sinks)
     return torch.cat([scores(x, x), more], -1).softmax(-1)[..., :kept]
@@ -70,6 +79,8 @@ REFUSED: dict[str, tuple[str, Way]] = {
         "its scores are read by sum_1, too",
         lambda x: (lambda s: (s.softmax(-1) @ x, s.sum((2, 3))))(scores(x, x)),
     ),
+    "scores for all heads": ("over batch or heads to meet mul", lambda x: one_for_all(x) @ x),
+    "weights for all heads": ("over batch or heads to meet x", lambda x: weights(x[:, :1]) @ x),
     "two sinks": ("its weights go through aten.slice", lambda x: joined(x, 2, -2) @ x),
     "another sink": ("keys are joined to its scores, or weights cut off", lambda x: joined(x, 2, -1)[..., :-1] @ x),
     "cut": ("keys are joined to its scores, or weights cut off", lambda x: weights(x)[..., :-1] @ x[:, :, 1:]),
@@ -90,6 +101,9 @@ FOUND: dict[str, Way] = {
     "maximum subtracted": lambda x: (lambda s: s - s.amax(-1, keepdim=True))(scores(x, x)).softmax(-1) @ x,
     "detached maximum": lambda x: (lambda s: s - s.max(-1, keepdim=True).values.detach())(scores(x, x)).softmax(3) @ x,
     "softmax of a cast": lambda x: F.softmax(scores(x, x), -1, dtype=torch.float64).to(x.dtype) @ x,
+    "a mask whose batch and heads the graph merges": lambda x: torch.bmm(
+        (merged(x) @ merged(x).mT + merged(future(x)[None, None] * 1.0)).softmax(-1), merged(x)
+    ),
     "keys of another length": lambda x: (x @ x[:, :, 1:].mT).softmax(-1) @ x[:, :, 1:],
     "where": lambda x: torch.where(future(x), -math.inf, scores(x, x)).softmax(-1) @ x,
 }
