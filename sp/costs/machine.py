@@ -9,7 +9,7 @@ from sp.errors import StrategyError
 
 @dataclass(frozen=True)
 class Machine:
-    """Speeds that programs reach, not those of data sheets: FLOP/s, bytes/s and seconds, of one rank.
+    """Speeds that programs are taken to reach, not those of data sheets: FLOP/s, bytes/s and seconds, of one rank.
 
     matmul_flops: of large matrix products.  attention_flops: of the attention kernel where nothing is masked.
     tile: rows × columns of that kernel within which nothing is skipped.
