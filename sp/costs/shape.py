@@ -3,28 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 from sp.errors import InputError
-
-
-class Config(Protocol):
-    """Whatever has these sizes, as `sp.models.LlamaConfig` has."""
-
-    @property
-    def layers(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_width(self) -> int: ...
-    @property
-    def mlp_width(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -56,10 +36,21 @@ class ModelShape:
             raise InputError(f"{self.heads} heads share {self.kv_heads} kv_heads", needed="heads that divide evenly")
 
     @staticmethod
-    def of(config: Config, item_bytes: int = 2) -> ModelShape:
-        """The sizes of a configuration: `ModelShape.of(model.config)` for `sp.models.Llama`."""
-        attention = (config.layers, config.width, config.heads, config.kv_heads, config.head_width)
-        return ModelShape(*attention, config.mlp_width, config.vocab_size, item_bytes)
+    def of(config: object, item_bytes: int = 2) -> ModelShape:
+        """The sizes of a configuration, of `sp.models.Llama` or of a decoder like it of transformers.
+
+        Raises InputError where a size has neither of the names that they use."""
+        found = {name: _size(config, names) for name, names in _NAMES.items()}
+        missing = [name for name, size in found.items() if size is None and name not in _DERIVED]
+        if missing:
+            needed = " or ".join(f"config.{name}" for name in _NAMES[missing[0]])
+            kind = type(config).__name__
+            raise InputError(
+                f"a {kind} says nothing of {missing[0]}", needed=needed, remedy="give ModelShape its sizes"
+            )
+        sizes = {name: size for name, size in found.items() if size is not None}
+        derived = {"kv_heads": sizes["heads"], "head_width": sizes["width"] // max(1, sizes["heads"])}
+        return ModelShape(**{**derived, **sizes}, item_bytes=item_bytes)
 
     @property
     def block_parameters(self) -> int:
@@ -106,3 +97,19 @@ class ModelShape:
 
 
 _PRESENT = {"layers", "width", "heads", "kv_heads", "head_width", "item_bytes"}
+_NAMES = {
+    "layers": ("layers", "num_hidden_layers"),
+    "width": ("width", "hidden_size"),
+    "heads": ("heads", "num_attention_heads"),
+    "kv_heads": ("kv_heads", "num_key_value_heads"),
+    "head_width": ("head_width", "head_dim"),
+    "mlp_width": ("mlp_width", "intermediate_size"),
+    "vocab_size": ("vocab_size",),
+}
+_DERIVED = {"kv_heads", "head_width"}  # from heads and width, where a configuration has no other
+
+
+def _size(config: object, names: tuple[str, ...]) -> int | None:
+    """The first of `names` that `config` has; None where it has none, or has None there."""
+    found = (getattr(config, name, None) for name in names)
+    return next((size for size in found if size is not None), None)

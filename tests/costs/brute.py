@@ -45,3 +45,19 @@ def ring_clock(job: Job, steps: list[Work], backward: bool) -> tuple[float, floa
         clock += job.machine.hop(job.gradient_bytes, job.world)
         sent += job.gradient_bytes
     return clock, sent
+
+
+def free_ring_clock(job: Job, steps: list[list[Work]]) -> float:
+    """Seconds of a forward ring in which no rank waits for others than its neighbours.  steps: [step][rank].
+
+    A rank posts the exchange for its next step when a step begins; the neighbour before it must have done so too."""
+    world = len(steps)
+    transfer = job.machine.hop(job.kv_bytes, world) if world > 1 else 0.0
+    begin = [0.0] * world
+    for number, ranks in enumerate(steps):
+        done = [at + job.compute(work, False) + job.merge(work, False) for at, work in zip(begin, ranks, strict=True)]
+        if number == world - 1:
+            return max(done)
+        posted = [max(begin[rank], begin[rank - 1]) for rank in range(world)]
+        begin = [max(done[rank], posted[rank] + transfer) for rank in range(world)]
+    raise AssertionError("a ring without steps")

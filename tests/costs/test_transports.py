@@ -41,6 +41,16 @@ def test_a_ring_hop_by_hop(layout: str, mask: Band, link: float) -> None:
             assert phase.sent == sent
 
 
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_gain_nothing_by_not_waiting_for_all(layout: str, link: float) -> None:
+    """They wait for their neighbours only, but one rank is the busiest in every step."""
+    for world in (1, 2, 3, 4, 7):
+        task = job(world, link=link)
+        ranks = brute.steps_of_all_ranks(layout, CAUSAL, task.local, world, task.machine)
+        assert ring(task, layout, CAUSAL).forward.seconds == pytest.approx(brute.free_ring_clock(task, ranks))
+
+
 def test_the_hops_of_that_test_are_sometimes_hidden() -> None:
     """First and last included: only those between are hidden, all are, and none is."""
     waits = [ring(job(4, link=link), "striped", CAUSAL).forward.exposed for link in LINKS]
