@@ -85,7 +85,7 @@ def test_the_table() -> None:
 
 def test_without_a_mask_all_ring_layouts_are_alike() -> None:
     found = sp.estimate(SHAPE, 2**16, 8, "h100", causal=False)
-    seconds = {name: found[name].forward.compute for name in sp.STRATEGIES}
+    seconds = {name: found[name].forward.compute for name in ("ring", "striped", "zigzag")}
     assert len(set(seconds.values())) == 1
 
 
