@@ -97,7 +97,7 @@ class Witness(TorchFunctionMode):
 
 
 def _is_an_ops(function: type) -> bool:
-    """The autograd.Function by which torch calls the backward of a registered op, or of a branch: it stays with the op."""
+    """The autograd.Function by which torch calls the backward of a registered op, or of a branch: it stays there."""
     return function.__module__.startswith(("torch._library", "torch._higher_order_ops"))
 
 
