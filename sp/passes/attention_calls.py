@@ -20,10 +20,11 @@ from sp.passes.fxtools import positional, shape
 from sp.passes.index_algebra import IndexAlgebra
 from sp.passes.mask_proof import shows_itself
 from sp.passes.score_read import ATTENTION, Reading, read_mask, read_scores
-from sp.passes.score_sources import LeafNode
+from sp.passes.score_sources import LeafNode, Number
 from sp.passes.score_trace import Tracer
 from sp.passes.scored import Scored, is_scored
 from sp.program import Program
+from sp.score import HIDDEN_BELOW
 
 aten = torch.ops.aten
 SDPA = "aten.scaled_dot_product_attention"
@@ -68,7 +69,15 @@ def may_hide_rows(reading: Reading) -> bool:
     hard = reading.score.visible is not None or "-inf" in str(reading.score) or not shows_itself(reading.band)
     hard = hard or reading.band.left is not None  # of which fewer keys than queries are all too far back
     masks = [source for source in reading.sources if isinstance(source, LeafNode) and "k" in source.leaf.form]
+    hard = hard or _count_large(reading) > 1  # the least number twice is -inf
     return hard or any(source.node.meta["val"].is_floating_point() for source in masks)
+
+
+def _count_large(reading: Reading) -> int:
+    """How many numbers that hide softly stand in a score."""
+    numbers = [value for line in reading.score.lines for value in line.arguments]
+    numbers += [source.value for source in reading.sources if isinstance(source, Number)]
+    return sum(isinstance(value, (int, float)) and abs(value) > -HIDDEN_BELOW for value in numbers)
 
 
 def with_nan_rows(output: fx.Node, program: Program) -> None:

@@ -21,10 +21,19 @@ def softmax(of: Callable[[Tensor, Tensor], Tensor]) -> Form:
     return lambda m, q, k, v: of(q, k).softmax(-1) @ v
 
 
+def strange(q: Tensor) -> Tensor:
+    """True where no band is."""
+    places = torch.arange(q.shape[-2])
+    return (places + places[:, None]) % 3 == 0
+
+
+MIN = torch.finfo(torch.float32).min
 ROWS: dict[str, tuple[bool, Form]] = {
     "all seen": (False, softmax(scores)),
     "causal": (False, softmax(hidden)),
     "strictly causal": (True, softmax(lambda q, k: scores(q, k).masked_fill(~future(k).mT, -math.inf))),
+    "hidden softly": (False, softmax(lambda q, k: scores(q, k) + strange(q) * MIN)),
+    "hidden softly twice": (True, softmax(lambda q, k: scores(q, k) + strange(q) * MIN + strange(q).mT * MIN)),
     "a bias": (False, lambda m, q, k, v: (scores(q, k) + m.slopes[:, None, None]).softmax(-1) @ v),
 }
 
