@@ -49,7 +49,7 @@ def test_dict_is_plain_data(llama: Report) -> None:
 def test_attention_facts(llama: Report) -> None:
     (attention,) = llama.as_dict()["attentions"]
     assert (attention["count"], attention["mask"], attention["heads"], attention["kv_heads"]) == (4, "causal", 8, 2)
-    assert sum(attention["area"]) == 4099 * 4100 // 2
+    assert sum(attention["area"]) == 8 * 4099 * 4100 // 2
     elements = 2 * 2 * 8  # keys and values, 2 heads of width 8, per token
     assert max(attention["sent_forward"]) == (4099 - 512) * elements * 4
     assert max(attention["sent_backward"]) == (4099 - 512) * elements * 4 + 4099 * elements * 4
