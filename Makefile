@@ -7,6 +7,9 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 # Extra arguments: make test ARGS="-k layout -x" · make demo ARGS="--help"
 ARGS ?=
 
+# Processes that share the tests, file by file; 0 runs them in this one, for a debugger.
+WORKERS ?= 2
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -20,10 +23,10 @@ demo: $(VENV)/.examples  ## Train a small language model on 2 ranks and compare 
 	$(BIN)/python examples/train_bytes.py --world 2 $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests, those marked slow left out
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.dev  ## Run the tests marked slow
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev  ## Check style, format and types
 	$(BIN)/ruff check .
