@@ -4,8 +4,8 @@
 
 Causal, float32, forward and backward.  All variants run in turn within one repetition, so that a busy machine slows
 them alike; the figures are medians.  The bound is what perfect kernels and free communication would reach: ring's last
-rank has work in every step, 2 ranks then need 3/4 of the time of one where striped and zigzag need 1/2.  Where nothing is
-exchanged between steps, the rank with the most work in all counts.
+rank has work in every step, 2 ranks then need 3/4 of the time of one where striped and zigzag need 1/2.  Where ranks do
+not wait for each other between steps, the one with the most work in all counts.
 """
 
 from __future__ import annotations

@@ -68,6 +68,17 @@ def test_scores(name: str) -> None:
     assert max(errors) < 1e-11, errors
 
 
+@pytest.mark.parametrize(
+    "name", [name if name == "documents" else pytest.param(name, marks=pytest.mark.slow) for name in scored.CASES]
+)
+def test_scores_in_many_blocks(name: str) -> None:
+    """With pieces that are skipped."""
+    inputs = make_inputs(530, groups=1, size=4)
+    found = scored.spread_and_gather(scored.CASES[name], inputs, "zigzag", "flash", 3, NAME)
+    errors = relative_errors(found, scored.written_out(scored.CASES[name], inputs))
+    assert max(errors) < 1e-11, errors
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_is_no_worse_than_one_device(dtype: torch.dtype) -> None:
     inputs = make_inputs(160, heads=2, groups=1, size=32, batch=1, dtype=dtype)

@@ -51,6 +51,17 @@ def test_scores(name: str) -> None:
     assert max(errors) < 1e-11, errors
 
 
+@pytest.mark.parametrize(
+    "name", [name if name == "documents" else pytest.param(name, marks=pytest.mark.slow) for name in scored.CASES]
+)
+def test_scores_in_many_blocks(name: str) -> None:
+    """With pieces that are skipped."""
+    inputs = make_inputs(530, groups=1, size=4)
+    found = scored.spread_and_gather(scored.CASES[name], inputs, "contiguous", "flash", 3, NAME)
+    errors = relative_errors(found, scored.written_out(scored.CASES[name], inputs))
+    assert max(errors) < 1e-11, errors
+
+
 @pytest.mark.parametrize("heads", [(4, 2), (3, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_is_no_worse_than_one_device(dtype: torch.dtype, heads: tuple[int, int]) -> None:
@@ -60,6 +71,19 @@ def test_low_precision_is_no_worse_than_one_device(dtype: torch.dtype, heads: tu
     alone = relative_errors(single(inputs, CAUSAL), exact)
     found = relative_errors(spread_and_gather(inputs, CAUSAL, "contiguous", "flash", 2, NAME), exact)
     assert all(f <= 1.5 * a for f, a in zip(found, alone, strict=True)), (found, alone)
+
+
+def test_heads_that_see_other_keys() -> None:
+    """A leaf that differs between heads: what is skipped differs between ranks."""
+    text = "l0:k l1:q+grad; t = mul.Tensor(s, l1) -> visible=l0, score=t"
+    keys = torch.tensor([530, 300, 20, 530]).view(1, 4, 1, 1)
+    seen = torch.arange(530).view(1, 1, 1, 530) < keys
+    temperatures = scored.random(1, 4, 530, 1)
+    case = scored.Case(text, lambda n: [seen, temperatures], lambda s, i, j, x: scored.hide(s * x[1], x[0]))
+    inputs = make_inputs(530, groups=2, size=4)
+    found = scored.spread_and_gather(case, inputs, "contiguous", "flash", 3, NAME)
+    errors = relative_errors(found, scored.written_out(case, inputs))
+    assert max(errors) < 1e-11, errors
 
 
 def test_values_of_another_size() -> None:

@@ -119,6 +119,18 @@ def test_model_without_attention() -> None:
     assert report.as_dict()["attentions"] == []
 
 
+def test_heads_that_are_dealt(inspect: Inspect) -> None:
+    """4 of them to 3 ranks: each has the whole sequence for its own."""
+    report = inspect("llama", strategy="ulysses", world=3)
+    assert "ulysses = contiguous layout + all-to-all transport" in str(report)
+    (row,) = [line for line in str(report).splitlines() if line.startswith("blocks")]
+    assert "25.0 / 33.3 / 50.0 %" in row
+    head, _, title, rank = report.plan_grid().splitlines()
+    assert head == "every rank, for its own heads:"
+    assert title.split()[:4] == ["contiguous", "causal", "world=1", "local=32"]
+    assert rank.split() == ["rank", "0", "causal", "100.0", "%"]
+
+
 def test_parallel_module_reports_what_inspect_reports(inspect: Inspect) -> None:
     ids = torch.zeros(2, 32, dtype=torch.long)
     model = Llama(LlamaConfig(layers=2, heads=4, kv_heads=2, width=32, gqa="repeat_kv"))
