@@ -4,6 +4,7 @@ pmodel = sp.parallelize(model, strategy="striped")     # same call, same loss, s
 """
 
 from sp.api import check, inspect, parallelize
+from sp.costs import estimate
 from sp.errors import (
     InputError,
     RankMismatchError,
@@ -30,6 +31,7 @@ __all__ = [
     "UnsupportedModelError",
     "ValidationError",
     "check",
+    "estimate",
     "inspect",
     "parallelize",
     "register_rule",

@@ -26,6 +26,7 @@ ARROWS = {
     "mask": ("errors layout", ""),
     "plan": ("errors layout mask", ""),
     "strategy": ("errors layout", ""),
+    "costs": ("errors layout mask plan strategy", "tabulate"),
     "models": ("", "torch"),
     "score": ("", ""),
     "caches": ("errors sharded_cache", "torch transformers"),
@@ -43,7 +44,7 @@ ARROWS = {
     "module": (f"{FACTS} generation program show runtime passes options request executable validation", "torch"),
     "register": (f"{FACTS} passes executable testing", "torch"),
     "api": (f"{FACTS} show passes options request executable validation module", "torch"),
-    "": (f"{FACTS} program show runtime passes testing validation register module api models", ""),
+    "": (f"{FACTS} program show runtime passes testing validation register module api models costs", ""),
 }
 MAX_FILE_LINES = {"sp/models/": 300, "sp/": 250}  # the first prefix that fits
 MAX_FUNCTION_LINES = 50
@@ -182,6 +183,8 @@ PLANTED = [
     (check_arrows, "sp/runtime/ring.py", "from .. import show", "may not import sp.show"),
     (check_arrows, "sp/passes/rules.py", "from sp.runtime import ring", "may not import sp.runtime.ring"),
     (check_arrows, "sp/passes/rules.py", "import sp.runtime", "may not import sp.runtime"),
+    (check_arrows, "sp/costs/work.py", "import torch", "may not import torch"),
+    (check_arrows, "sp/costs/work.py", "from sp.show import Report", "may not import sp.show.Report"),
     (check_arrows, "sp/models/gpt.py", "from sp.layout import Run", "may not import sp.layout.Run"),
     (check_arrows, "sp/models/gpt.py", "import transformers", "may not import transformers"),
     (check_arrows, "sp/testing/oracle.py", "import sp.api", "may not import sp.api"),

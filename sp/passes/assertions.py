@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 
 from sp.errors import UnsupportedModelError
 from sp.passes.export import Lengths
-from sp.passes.fxtools import shape
+from sp.passes.fxtools import exact_quotient, shape
 
 _ASSERT = torch.ops.aten._assert_scalar.default
 
@@ -77,7 +77,14 @@ def _claim(value: object) -> Any:
     return sympy.Dummy(value.name) if function is None else function(*map(_claim, value.args))
 
 
+def _floor_divided(a: Any, b: Any) -> Any:
+    """Without rest where that is certain: `(S*B + B) // B` is S + 1."""
+    whole = exact_quotient(sympy.sympify(a), sympy.sympify(b))
+    return sympy.floor(a / b) if whole is None else whole
+
+
 _FUNCTIONS: Mapping[object, Callable[..., Any]] = {
+    operator.floordiv: _floor_divided,
     operator.add: operator.add,
     operator.sub: operator.sub,
     operator.mul: operator.mul,

@@ -97,8 +97,8 @@ class Witness(TorchFunctionMode):
 
 
 def _is_an_ops(function: type) -> bool:
-    """The autograd.Function by which torch.library calls the backward of a registered op: it stays with the op."""
-    return function.__module__.startswith("torch._library")
+    """The autograd.Function by which torch calls the backward of a registered op, or of a branch: it stays there."""
+    return function.__module__.startswith(("torch._library", "torch._higher_order_ops"))
 
 
 _USE_OPS = "write it with ops (y + (x - y).detach() for a gradient of your own), or as a torch.library.custom_op"

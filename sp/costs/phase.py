@@ -1,0 +1,64 @@
+"""The seconds and bytes of one direction, and what they are computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sp.costs.machine import Machine
+from sp.costs.shape import ModelShape
+from sp.costs.work import Work
+
+BACKWARD = 2.5  # products of matrices in backward for one in forward: five and two
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Attention in forward or in backward, along the critical path, of all layers and one sequence.
+
+    compute: seconds of the kernel.  merge: of adding up what steps return.  exposed: of transfers that nothing hides.
+    sent: bytes that one rank sends."""
+
+    compute: float
+    merge: float
+    exposed: float
+    sent: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.merge + self.exposed
+
+    def __mul__(self, times: int) -> Phase:
+        return Phase(self.compute * times, self.merge * times, self.exposed * times, self.sent * times)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One layer's attention on one rank.  local: its tokens."""
+
+    shape: ModelShape
+    machine: Machine
+    local: int
+    world: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of one rank."""
+        return self.local * self.shape.kv_width * self.shape.item_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Their gradients, as sums."""
+        return self.local * self.shape.kv_width * self.shape.sum_bytes
+
+    def compute(self, work: Work, backward: bool) -> float:
+        return work.cost * self.shape.pair_flops * (BACKWARD if backward else 1) / self.machine.attention_flops
+
+    def merge(self, work: Work, backward: bool) -> float:
+        """Reading a part and the sum, writing the sum: outputs in forward, gradients of q, k and v in backward."""
+        if self.world == 1:
+            return 0.0
+        numbers = work.queries * self.shape.heads * self.shape.head_width
+        numbers += work.keys * self.shape.kv_width if backward else 0
+        passes = 1 if backward else self.machine.merge_passes
+        moved = numbers * (self.shape.item_bytes + 2 * self.shape.sum_bytes)
+        return passes * moved / self.machine.memory_bandwidth

@@ -1,0 +1,35 @@
+"""Estimates as a page of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from sp.costs.estimate import Estimate, Estimates
+
+_HEADERS = ("strategy", "step", "attention", "waiting", "sent", "memory", "why")
+
+
+def estimates_table(estimates: Estimates) -> str:
+    """The fastest first; what does not fit into memory last, and marked."""
+    shape = estimates.shape
+    size = f"{shape.layers} layers of width {shape.width:,}, {shape.parameters / 1e9:.1f} billion parameters"
+    head = f"{estimates.length:,} tokens on {estimates.world:,} ranks of {estimates.machine.name}; {size}"
+    ranked = sorted(estimates.found, key=lambda each: (not each.fits, each.seconds))
+    aligned = ("left", *["right"] * 5, "left")
+    text = tabulate([_row(each) for each in ranked], _HEADERS, disable_numparse=True, colalign=aligned)
+    note = "Of one rank and one sequence; sent, memory in GiB; why: what an even share at full speed would not take."
+    return "\n".join([head, "", *(line.rstrip() for line in text.splitlines()), note])
+
+
+def _row(each: Estimate) -> tuple[str, ...]:
+    attention = each.forward.seconds + each.backward.seconds
+    why = each.why if each.fits else f"does not fit; {each.why}"
+    times = (_seconds(value) for value in (each.seconds, attention, each.exposed))
+    return (each.strategy.name, *times, *(f"{value / 2**30:,.1f}" for value in (each.sent, each.memory)), why)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"
