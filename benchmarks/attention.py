@@ -70,10 +70,10 @@ def time_rank(strategy: Strategy, length: int) -> float:
 
 def bound(strategy: Strategy, length: int) -> float:
     """Speed over the single process's when each step takes as long as its busiest rank; see the top for others."""
-    if strategy.transport == "all-to-all":
+    if strategy.transport == "alltoall":
         return HEADS / WORLD / max(len(share.heads) for share in share_heads(HEADS, HEADS, WORLD))
     plans = [make_plan(strategy.layout, CAUSAL, length, WORLD, rank) for rank in range(WORLD)]
-    if strategy.transport == "all-gather":
+    if strategy.transport == "allgather":
         return sum(plan.area for plan in plans) / WORLD / max(plan.area for plan in plans)
     steps = zip(*(plan.steps for plan in plans), strict=True)
     busiest = sum(max(sum(tile.area for tile in step.tiles) for step in together) for together in steps)

@@ -44,8 +44,8 @@ TRANSPORTS = {
     transport.name: transport
     for transport in (
         Transport("ring", make_plan, RING.forward, RING.backward),
-        Transport("all-gather", make_plan, ALL_GATHER.forward, ALL_GATHER.backward),
-        Transport("all-to-all", make_plan, ulysses_forward, ulysses_backward),
+        Transport("allgather", make_plan, ALL_GATHER.forward, ALL_GATHER.backward),
+        Transport("alltoall", make_plan, ulysses_forward, ulysses_backward),
         # Of one step, so that the ring's backward sends nothing.  No strategy's own: for queries without a sequence.
         Transport("merge", make_local_plan, partials_forward, RING.backward),
     )

@@ -42,7 +42,7 @@ def attention_costs(site: AttentionSite, strategy: Strategy, length: int, world:
 
 def _areas(site: AttentionSite, plans: list[Plan]) -> list[int]:
     """Where heads are dealt, each rank has all pairs of its heads."""
-    if site.transport != "all-to-all":
+    if site.transport != "alltoall":
         return [plan.area * site.heads for plan in plans]
     whole = sum(plan.area for plan in plans)
     return [whole * len(share.heads) for share in share_heads(site.heads, site.kv_heads, len(plans))]
@@ -107,7 +107,7 @@ def _sum_bytes(site: AttentionSite) -> int:
 # transport → bytes that the rank of a plan sends in forward and in backward, given how many steps have work
 SENT: Mapping[str, Callable[[AttentionSite, Plan, int], tuple[int, int]]] = {
     "ring": _ring,
-    "all-gather": _all_gather,
-    "all-to-all": _all_to_all,
+    "allgather": _all_gather,
+    "alltoall": _all_to_all,
     "merge": _merge,
 }

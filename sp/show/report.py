@@ -49,7 +49,7 @@ class Report:
         """What every rank computes in every step, one grid for each mask in the model."""
         layout = self.program.strategy.layout
         kinds = dict.fromkeys((each.site.mask, each.queries, each.keys) for each in self._attentions)
-        dealt = self.program.strategy.transport == "all-to-all"
+        dealt = self.program.strategy.transport == "alltoall"
         world = 1 if dealt else self.world
         head = ["every rank, for its own heads:"] if dealt and kinds else []
         return "\n\n".join([*head, *(plan_grid(layout, mask, queries, world, keys) for mask, queries, keys in kinds)])

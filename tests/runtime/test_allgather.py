@@ -33,7 +33,7 @@ LAYOUTS = [
     pytest.param("striped", marks=pytest.mark.slow),
     pytest.param("contiguous", marks=pytest.mark.slow),
 ]
-NAME = "all-gather"
+NAME = "allgather"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -17,7 +17,7 @@ from tests.runtime.attention_reference import gather, make_inputs, relative_erro
 MASKS = [FULL, CAUSAL, Band(5, 0), Band(3, 7), Band(0, 0), Band(None, 4), Band(9, None)]
 # Query and key/value heads: none left for some ranks, groups across ranks, groups of two sizes on one rank.
 HEADS = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 3), (5, 1), (5, 5), (6, 1), (6, 2), (6, 3), (8, 2)]
-NAME = "all-to-all"
+NAME = "alltoall"
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.slow)])

@@ -48,7 +48,7 @@ def test_work_is_what_the_mask_lets_through(strategy: str, mask: Band) -> None:
         8 * sum(mask.visible(i, j) for i in layout.positions(length, rank, world) for j in range(length))
         for rank in range(world)
     ]
-    if transport == "all-to-all":  # 8 heads for 5 ranks
+    if transport == "alltoall":  # 8 heads for 5 ranks
         pairs = [sum(pairs) * heads // 8 for heads in (1, 2, 1, 2, 2)]
     assert list(costs.area) == pairs
     assert costs.balance == pytest.approx(sum(pairs) / world / max(pairs))
@@ -77,7 +77,7 @@ def test_ring_sends_un_expanded_keys_and_values_and_gradients_in_the_dtype_of_su
 
 @pytest.mark.parametrize("item_bytes", [2, 4, 8])
 def test_gathered_keys_travel_as_in_a_ring_and_their_gradients_one_time_less(item_bytes: int) -> None:
-    costs = attention_costs(site(CAUSAL, item_bytes, "all-gather"), STRATEGIES["allgather"], 64, 4)
+    costs = attention_costs(site(CAUSAL, item_bytes, "allgather"), STRATEGIES["allgather"], 64, 4)
     elements = 16 * 2 * (16 + 24)
     assert set(costs.forward) == {3 * elements * item_bytes}
     assert set(costs.backward) == {3 * elements * (item_bytes + max(item_bytes, 4))}
@@ -85,7 +85,7 @@ def test_gathered_keys_travel_as_in_a_ring_and_their_gradients_one_time_less(ite
 
 def test_heads_for_tokens() -> None:
     """On 2 ranks each has 4 of 8 query heads and one of 2 key heads, so that half of everything travels."""
-    costs = attention_costs(site(CAUSAL, 2, "all-to-all"), STRATEGIES["ulysses"], 64, 2)
+    costs = attention_costs(site(CAUSAL, 2, "alltoall"), STRATEGIES["ulysses"], 64, 2)
     queries, keys, result = 32 * 4 * 16 * 2, 32 * (16 + 24) * 2, 32 * 4 * (24 * 2 + 4)
     assert set(costs.forward) == {queries + keys + result}
     there = queries + keys + result + 32 * 4 * 24 * 2  # the gradient of the output
@@ -94,7 +94,7 @@ def test_heads_for_tokens() -> None:
 
 def test_key_heads_on_several_ranks_get_their_gradients_in_the_dtype_of_sums() -> None:
     """On 4 ranks each has 2 query heads and one key head."""
-    costs = attention_costs(site(CAUSAL, 2, "all-to-all"), STRATEGIES["ulysses"], 64, 4)
+    costs = attention_costs(site(CAUSAL, 2, "alltoall"), STRATEGIES["ulysses"], 64, 4)
     queries, keys, result = 3 * 16 * 2 * 16 * 2, 3 * 16 * (16 + 24), 3 * 16 * 2 * (24 * 2 + 4)
     assert set(costs.forward) == {queries + keys * 2 + result}
     assert set(costs.backward) == {queries + keys * 2 + result + 3 * 16 * 2 * 24 * 2 + queries + keys * 4}

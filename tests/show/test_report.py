@@ -122,7 +122,7 @@ def test_model_without_attention() -> None:
 def test_heads_that_are_dealt(inspect: Inspect) -> None:
     """4 of them to 3 ranks: each has the whole sequence for its own."""
     report = inspect("llama", strategy="ulysses", world=3)
-    assert "ulysses = contiguous layout + all-to-all transport" in str(report)
+    assert "ulysses = contiguous layout + alltoall transport" in str(report)
     (row,) = [line for line in str(report).splitlines() if line.startswith("blocks")]
     assert "25.0 / 33.3 / 50.0 %" in row
     head, _, title, rank = report.plan_grid().splitlines()
