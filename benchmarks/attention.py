@@ -4,7 +4,8 @@
 
 Causal, float32, forward and backward.  All variants run in turn within one repetition, so that a busy machine slows
 them alike; the figures are medians.  The bound is what perfect kernels and free communication would reach: ring's last
-rank has work in every step, 2 ranks then need 3/4 of the time of one where striped and zigzag need 1/2.
+rank has work in every step, 2 ranks then need 3/4 of the time of one where striped and zigzag need 1/2.  Where ranks do
+not wait for each other between steps, the one with the most work in all counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor
 
+from sp.heads import share_heads
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL
 from sp.plan import make_plan
@@ -67,8 +69,12 @@ def time_rank(strategy: Strategy, length: int) -> float:
 
 
 def bound(strategy: Strategy, length: int) -> float:
-    """Speed over the single process's when each step takes as long as its busiest rank."""
+    """Speed over the single process's when each step takes as long as its busiest rank; see the top for others."""
+    if strategy.transport == "alltoall":
+        return HEADS / WORLD / max(len(share.heads) for share in share_heads(HEADS, HEADS, WORLD))
     plans = [make_plan(strategy.layout, CAUSAL, length, WORLD, rank) for rank in range(WORLD)]
+    if strategy.transport == "allgather":
+        return sum(plan.area for plan in plans) / WORLD / max(plan.area for plan in plans)
     steps = zip(*(plan.steps for plan in plans), strict=True)
     busiest = sum(max(sum(tile.area for tile in step.tiles) for step in together) for together in steps)
     return sum(plan.area for plan in plans) / WORLD / busiest

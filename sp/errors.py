@@ -3,7 +3,7 @@
 Every message says what was found, what was needed and what to do:
 
     sp.StrategyError: there is no strategy 'stripped'
-      needed: one of: ring, striped, zigzag
+      needed: one of: allgather, ring, striped, ulysses, zigzag
 """
 
 from __future__ import annotations

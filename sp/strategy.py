@@ -20,6 +20,8 @@ STRATEGIES = {
         Strategy("ring", "contiguous", "ring"),  # Liu et al. 2023, arXiv 2310.01889
         Strategy("striped", "striped", "ring"),  # Brandon et al. 2023, arXiv 2311.09431
         Strategy("zigzag", "zigzag", "ring"),  # two mirrored chunks per rank
+        Strategy("allgather", "zigzag", "allgather"),  # Llama 3 trains so, arXiv 2407.21783
+        Strategy("ulysses", "contiguous", "alltoall"),  # Jacobs et al. 2023, arXiv 2309.14509
     )
 }
 

@@ -49,7 +49,13 @@ def went_on(model: Any, ids: Tensor, **more: Any) -> Tensor:
     return torch.cat(logits, 1)
 
 
-@pytest.mark.parametrize(("world", "strategy"), [(1, "striped"), (2, "ring"), (2, "striped"), (3, "zigzag")])
+@pytest.mark.parametrize(
+    ("world", "strategy"),
+    [
+        *((1, "striped"), (2, "ring"), (2, "striped"), (3, "zigzag")),
+        *(pytest.param(3, name, marks=pytest.mark.slow) for name in ("allgather", "ulysses")),
+    ],
+)
 def test_prompt_and_steps(world: int, strategy: str) -> None:
     """Exact, whether one or three tokens are new; three graphs, whatever the length."""
     ids = prompt(PROMPT + sum(STEPS))

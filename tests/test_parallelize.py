@@ -11,6 +11,7 @@ from sp.testing.compare import errors_between, run_once, total_norm
 from sp.testing.ranks import run_ranks
 
 STRATEGIES = ("ring", "striped", "zigzag")
+OTHERS = ("allgather", "ulysses")
 MODELS = {
     "gpt": lambda: GPT(GPTConfig(vocab_size=61, max_length=64, layers=2, heads=2, width=16)),
     "llama": lambda: Llama(LlamaConfig(vocab_size=61, layers=2, heads=4, kv_heads=2, width=32)),
@@ -48,22 +49,36 @@ def compare(model, strategy, world, lengths, **options):
     return [errors for found in run_ranks(world, rank) for errors in found]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        *((name, strategy) for name in MODELS for strategy in STRATEGIES),
+        *(("llama", strategy) for strategy in OTHERS),
+        *(pytest.param(n, s, marks=pytest.mark.slow) for n in MODELS if n != "llama" for s in OTHERS),
+    ],
+)
 def test_model_is_exact_in_fp64(name, strategy):
     """Worlds of 2 and 4 are real processes, in test_processes.py."""
     for errors in compare(make(name), strategy, world=3, lengths=(12, 17, 4)):
         assert errors.within(1e-11), errors
 
 
-@pytest.mark.parametrize(("strategy", "world"), [("striped", 16), ("zigzag", 8), ("ring", 8)])
+@pytest.mark.parametrize(
+    ("strategy", "world"),
+    [
+        ("striped", 16),
+        ("zigzag", 8),
+        ("ring", 8),
+        *(pytest.param(name, 7, marks=pytest.mark.slow) for name in OTHERS),
+    ],
+)
 def test_many_ranks(strategy, world):
     for errors in compare(make("llama repeat_kv"), strategy, world, lengths=(16, 37)):
         assert errors.within(1e-11), errors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_low_precision_is_no_worse_than_single_device(strategy, dtype):
     exact, model = make("llama"), make("llama", dtype)
     exact.load_state_dict(model.state_dict())  # the same values, exactly

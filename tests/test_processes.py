@@ -96,5 +96,8 @@ def test_transformers_four_processes(world4, name, strategy):
     check(world4, name, strategy, 5e-6)
 
 
-def test_compiled_two_processes(world2):
-    check(world2, "llama", "striped", 1e-11, compiled=True)
+@pytest.mark.parametrize(
+    "strategy", ["striped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("allgather", "ulysses"))]
+)
+def test_compiled_two_processes(world2, strategy):
+    check(world2, "llama", strategy, 1e-11, compiled=True)

@@ -15,13 +15,6 @@ from sp.errors import InputError, StrategyError
 from sp.mask import CAUSAL, FULL
 from sp.strategy import STRATEGIES, Strategy, find_strategy
 
-# Strategies that the model knows; a line of STRATEGIES wins over one of the same name here.
-_MODELLED = {
-    "allgather": Strategy("allgather", "zigzag", "allgather"),
-    "ulysses": Strategy("ulysses", "contiguous", "alltoall"),  # Jacobs et al. 2023, arXiv 2309.14509
-    **STRATEGIES,
-}
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -102,7 +95,7 @@ def estimate(
 
     machine: a name in `sp.costs.MACHINES`, or one of your own.
     recompute: activations of a block, but those of attention, are computed again in backward.
-    strategies: names; None takes all that the model knows: those of `sp.STRATEGIES`, all-gather and Ulysses.
+    strategies: names; None takes all of `sp.STRATEGIES`.
 
     Nothing is run and no process group is needed; a world of 4,096 takes no longer than one of 2.  The length is
     rounded up until each rank has the same even number of tokens.  docs/costs.md says what the model leaves out.
@@ -115,7 +108,7 @@ def estimate(
     if length < world:
         raise InputError(f"{length} tokens for {world} ranks", needed="at least one token for each rank")
     job = Job(shape, machine, 2 * -(-length // (2 * world)), world)
-    known = [_MODELLED.get(name) or find_strategy(name) for name in strategies or _MODELLED]
+    known = [find_strategy(name) for name in strategies or STRATEGIES]
     return Estimates(shape, machine, length, world, tuple(_estimate(job, each, causal, recompute) for each in known))
 
 

@@ -137,17 +137,51 @@ def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> list
 
     Sizes may differ: the collective wants equal ones, so the smaller are padded on the way (layouts are
     uneven by one token).  Bytes travel, since backends do not know every dtype."""
+    return start_gather(world, x, shapes).wait()
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """An all-gather under way.  It keeps its tensors alive; nobody touches them before `wait`."""
+
+    work: dist.Work | None
+    send: Tensor
+    received: tuple[Tensor, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+
+    def wait(self) -> list[Tensor]:
+        """Every rank's tensor (on CUDA: once the current stream may use it)."""
+        if self.work is not None:
+            self.work.wait()
+        sizes = [prod(shape) * self.dtype.itemsize for shape in self.shapes]
+        parts = zip(self.received, sizes, self.shapes, strict=True)
+        return [flat[:size].view(self.dtype).view(shape) for flat, size, shape in parts]
+
+
+def start_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> Gathering:
+    """Start `all_gather`; returns without waiting."""
     assert len(shapes) == world.size, f"{len(shapes)} shapes for {world.size} ranks"
     assert list(x.shape) == list(shapes[world.rank]), f"{x.shape} is not {shapes[world.rank]}, as promised"
-    if world.group is None:
-        return [x.clone(memory_format=torch.contiguous_format)]
-    sizes = [prod(shape) * x.element_size() for shape in shapes]
-    size = max(sizes)
+    size = max(prod(shape) for shape in shapes) * x.element_size()
     # A single element counts as contiguous whatever its strides are, and a view of other bytes wants 1.
     padded = x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
     if padded.numel() < size:
         padded = torch.cat([padded, padded.new_zeros(size - padded.numel())])
-    received = [padded.new_empty(size) for _ in shapes]
-    if size:
-        world.group.allgather([received], [padded]).wait()
-    return [flat[:n].view(x.dtype).view(list(shape)) for flat, n, shape in zip(received, sizes, shapes, strict=True)]
+    received = [padded.clone()] if world.group is None else [padded.new_empty(size) for _ in shapes]
+    work = world.group.allgather([received], [padded]) if world.group is not None and size else None
+    return Gathering(work, padded, tuple(received), tuple(tuple(shape) for shape in shapes), x.dtype)
+
+
+def all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequence[int]) -> Tensor:
+    """Of the flat and contiguous `send`, the r-th `to[r]` elements go to rank r; what comes from each, in rank order.
+
+    `source[r]` says how many come from rank r, and must be what that rank sends.  Bytes travel."""
+    assert world.group is not None, "a world of one has nobody to exchange with"
+    assert send.is_contiguous(), "only contiguous tensors travel"
+    assert sum(to) == send.numel(), f"{send.numel()} elements, and {list(to)} to send"
+    width = send.element_size()
+    received = send.new_empty(sum(source))
+    counts = [[count * width for count in side] for side in (source, to)]
+    world.group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts).wait()
+    return received

@@ -21,9 +21,9 @@ from sp.plan import Plan
 from sp.runtime.comm import World, all_gather
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator
-from sp.runtime.ring import attend
 from sp.runtime.scores import BoundScore
 from sp.runtime.sink import with_sink
+from sp.runtime.stream import attend
 
 
 def partials_forward(
@@ -37,7 +37,8 @@ def partials_forward(
     score: BoundScore | None,
 ) -> tuple[Tensor, Tensor]:
     """out_BHSE and lse_BHS of all queries over all ranks' keys, on every rank."""
-    mine = attend(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world, score)
+    (step,) = plan.steps
+    mine = attend(q_BHSD, v_BGSE.shape[3], [(step, k_BGSD, v_BGSE)], kernel, scale, score)
     total = mine if world.size == 1 else _merged(mine, q_BHSD, world)
     return with_sink(total, score).finish()
 

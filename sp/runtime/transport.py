@@ -10,11 +10,14 @@ from torch import Tensor
 from sp.errors import StrategyError
 from sp.mask import Band
 from sp.plan import Plan, make_local_plan, make_plan
+from sp.runtime.allgather import ALL_GATHER
 from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
 from sp.runtime.partials import partials_forward
-from sp.runtime.ring import Saved, ring_backward, ring_forward
+from sp.runtime.ring import RING
 from sp.runtime.scores import BoundScore
+from sp.runtime.stream import Saved
+from sp.runtime.ulysses import ulysses_backward, ulysses_forward
 
 Forward = Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor]]
 Backward = Callable[
@@ -26,7 +29,8 @@ Backward = Callable[
 class Transport:
     """plan(layout, mask, length, world, rank, keys): what a rank computes.
     forward(q, k, v, plan, kernel, scale, world, score): out, lse.
-    backward(grad_out, saved, plan, …): dq, dk, dv, and the gradients of the score's leaves.
+    backward(grad_out, saved, plan, …): dq, dk, dv, and the gradients of the score's leaves; in the dtype of sums, or
+    already in those of q, k and v.  Some may share a buffer.
 
     All tensors but leaves are local; out, dq, dk, dv are laid out [B, S, heads, size]."""
 
@@ -39,9 +43,11 @@ class Transport:
 TRANSPORTS = {
     transport.name: transport
     for transport in (
-        Transport("ring", make_plan, ring_forward, ring_backward),
+        Transport("ring", make_plan, RING.forward, RING.backward),
+        Transport("allgather", make_plan, ALL_GATHER.forward, ALL_GATHER.backward),
+        Transport("alltoall", make_plan, ulysses_forward, ulysses_backward),
         # Of one step, so that the ring's backward sends nothing.  No strategy's own: for queries without a sequence.
-        Transport("merge", make_local_plan, partials_forward, ring_backward),
+        Transport("merge", make_local_plan, partials_forward, RING.backward),
     )
 }
 

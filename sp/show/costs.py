@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sp.heads import share_heads, shares_overlap
 from sp.plan import Plan, count_steps, make_local_plan, make_plan
 from sp.program import AttentionSite
 from sp.strategy import Strategy
@@ -12,8 +13,8 @@ from sp.strategy import Strategy
 
 @dataclass(frozen=True)
 class Costs:
-    """One number per rank.  area: (query, key) pairs, of one head.  forward, backward: bytes sent, for one sequence of
-    the batch, all heads."""
+    """One number per rank, for one sequence of the batch and all heads.  area: (query, key) pairs.  forward, backward:
+    bytes sent."""
 
     area: tuple[int, ...]
     forward: tuple[int, ...]
@@ -33,10 +34,18 @@ def attention_costs(site: AttentionSite, strategy: Strategy, length: int, world:
     steps = count_steps(plans[0])  # the same for all ranks
     sent = [SENT[site.transport](site, plan, steps) for plan in plans]
     return Costs(
-        tuple(plan.area for plan in plans),
+        tuple(_areas(site, plans)),
         tuple(forward for forward, _ in sent),
         tuple(backward for _, backward in sent),
     )
+
+
+def _areas(site: AttentionSite, plans: list[Plan]) -> list[int]:
+    """Where heads are dealt, each rank has all pairs of its heads."""
+    if site.transport != "alltoall":
+        return [plan.area * site.heads for plan in plans]
+    whole = sum(plan.area for plan in plans)
+    return [whole * len(share.heads) for share in share_heads(site.heads, site.kv_heads, len(plans))]
 
 
 def _ring(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
@@ -45,19 +54,60 @@ def _ring(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
     if steps == 1:
         return 0, 0
     held = [plan.layout.local_length(plan.keys, step.source, plan.world) for step in plan.steps[:steps]]
-    width = site.kv_heads * (site.head_width + site.value_width)
+    width = _key_width(site)
     forward = sum(held[:-1]) * width * site.item_bytes
-    return forward, forward + sum(held) * width * max(site.item_bytes, 4)
+    return forward, forward + sum(held) * width * _sum_bytes(site)
+
+
+def _all_gather(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
+    """Forward: keys and values to all others, as many as the rank has that holds most.  Backward: the same once more,
+    and to each rank whose keys it has worked on their gradients, in the dtype of sums."""
+    if steps == 1:
+        return 0, 0
+    held = [plan.layout.local_length(plan.keys, rank, plan.world) for rank in range(plan.world)]
+    forward = (plan.world - 1) * max(held) * _key_width(site) * site.item_bytes
+    returned = sum(held[step.source] for step in plan.steps[1:steps])
+    return forward, forward + returned * _key_width(site) * _sum_bytes(site)
+
+
+def _all_to_all(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
+    """Forward: queries, keys and values of the others' heads to them; of its own heads the output of the others' tokens
+    and the log of its sum.  Backward: the same, output and its gradient to where the queries go; back go the gradients,
+    in the dtype of sums those of keys and values that several ranks have."""
+    shares = share_heads(site.heads, site.kv_heads, plan.world)
+    own, (queries, keys) = shares[plan.rank], plan.local
+    to_heads = queries * (site.heads - len(own.heads))
+    to_groups = keys * (sum(len(share.groups) for share in shares) - len(own.groups))
+    to_queries, to_keys = (plan.length - queries) * len(own.heads), (plan.keys - keys) * len(own.groups)
+    given = to_groups * _key_width(site) // site.kv_heads + to_heads * site.head_width
+    result = site.value_width * site.item_bytes + _sum_bytes(site)
+    gradient = _sum_bytes(site) if shares_overlap(shares) else site.item_bytes
+    forward = given * site.item_bytes + to_queries * result
+    there = given * site.item_bytes + to_heads * (result + site.value_width * site.item_bytes)
+    back = to_queries * site.head_width * site.item_bytes + to_keys * _key_width(site) // site.kv_heads * gradient
+    return forward, there + back
 
 
 def _merge(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
     """Forward: each query's output and the log of its sum, in the dtype of sums, to all others.  Backward: nothing."""
     rows = (plan.world - 1) * plan.length * site.heads
-    return rows * (site.value_width + 1) * max(site.item_bytes, 4), 0
+    return rows * (site.value_width + 1) * _sum_bytes(site), 0
+
+
+def _key_width(site: AttentionSite) -> int:
+    """How many numbers one key and its value have, in all heads."""
+    return site.kv_heads * (site.head_width + site.value_width)
+
+
+def _sum_bytes(site: AttentionSite) -> int:
+    """Of one number in the dtype of sums."""
+    return max(site.item_bytes, 4)
 
 
 # transport → bytes that the rank of a plan sends in forward and in backward, given how many steps have work
 SENT: Mapping[str, Callable[[AttentionSite, Plan, int], tuple[int, int]]] = {
     "ring": _ring,
+    "allgather": _all_gather,
+    "alltoall": _all_to_all,
     "merge": _merge,
 }

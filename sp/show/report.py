@@ -49,7 +49,10 @@ class Report:
         """What every rank computes in every step, one grid for each mask in the model."""
         layout = self.program.strategy.layout
         kinds = dict.fromkeys((each.site.mask, each.queries, each.keys) for each in self._attentions)
-        return "\n\n".join(plan_grid(layout, mask, queries, self.world, keys) for mask, queries, keys in kinds)
+        dealt = self.program.strategy.transport == "alltoall"
+        world = 1 if dealt else self.world
+        head = ["every rank, for its own heads:"] if dealt and kinds else []
+        return "\n\n".join([*head, *(plan_grid(layout, mask, queries, world, keys) for mask, queries, keys in kinds)])
 
     def insertions_table(self) -> str:
         """Every inserted op, one by one."""

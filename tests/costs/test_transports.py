@@ -58,7 +58,7 @@ def test_the_hops_of_that_test_are_sometimes_hidden() -> None:
     assert 0 < waits[1] < waits[2]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [name for name, each in STRATEGIES.items() if each.transport == "ring"])
 def test_the_report_counts_the_same_bytes(strategy: str) -> None:
     symbol, world, local = sympy.Symbol("S"), 5, 12
     site = AttentionSite(

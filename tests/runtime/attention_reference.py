@@ -4,6 +4,7 @@ B batch · H query heads · G key/value heads · S tokens · D head size
 """
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -47,15 +48,22 @@ def single(inputs: list[Tensor], mask: Band) -> list[Tensor]:
 
 
 def spread(
-    inputs: list[Tensor], mask: Band, layout: str, kernel: str, group: str, rank: int, world: int
+    inputs: list[Tensor],
+    mask: Band,
+    layout: str,
+    kernel: str,
+    group: str,
+    rank: int,
+    world: int,
+    transport: str = "ring",
 ) -> list[Tensor]:
     """out, dq, dk, dv of one rank of `sp::attention`."""
     length = inputs[0].shape[2]
-    here = torch.tensor(LAYOUTS[layout].positions(length, rank, world))
+    here = torch.tensor(LAYOUTS[layout].positions(length, rank, world), dtype=torch.long)
     q, k, v, grad = (x.transpose(1, 2)[:, here].transpose(1, 2) for x in inputs)
     for x in (q, k, v):
         x.requires_grad_()
-    out, _ = attention(q, k, v, [], str(mask), "", SCALE, length, length, layout, "ring", kernel, group)
+    out, _ = attention(q, k, v, [], str(mask), "", SCALE, length, length, layout, transport, kernel, group)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
 
 
@@ -65,9 +73,15 @@ def gather(parts: list[list[Tensor]], layout: str, length: int) -> list[Tensor]:
     return [torch.cat(values, dim=2)[:, :, order.argsort()] for values in zip(*parts, strict=True)]
 
 
-def spread_and_gather(inputs: list[Tensor], mask: Band, layout: str, kernel: str, world: int) -> list[Tensor]:
+def spread_and_gather(
+    inputs: list[Tensor], mask: Band, layout: str, kernel: str, world: int, transport: str = "ring"
+) -> list[Tensor]:
     """out, dq, dk, dv over the whole sequence, computed by `world` threads."""
-    parts = run_ranks(world, lambda group: spread(inputs, mask, layout, kernel, group.group_name, group.rank(), world))
+
+    def rank(group: dist.ProcessGroup) -> list[Tensor]:
+        return spread(inputs, mask, layout, kernel, group.group_name, group.rank(), world, transport)
+
+    parts = run_ranks(world, rank)
     return gather(parts, layout, inputs[0].shape[2])
 
 

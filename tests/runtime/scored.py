@@ -157,7 +157,9 @@ def written_out(case: Case, inputs: list[Tensor]) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, (q, k, v, *trained), inputs[3].double())]
 
 
-def spread_and_gather(case: Case, inputs: list[Tensor], layout: str, kernel: str, world: int) -> list[Tensor]:
+def spread_and_gather(
+    case: Case, inputs: list[Tensor], layout: str, kernel: str, world: int, transport: str = "ring"
+) -> list[Tensor]:
     """The same, computed by `world` threads that hold some tokens each; the leaves' gradients are summed over them."""
     length, dtype = inputs[0].shape[2], inputs[0].dtype
 
@@ -168,7 +170,7 @@ def spread_and_gather(case: Case, inputs: list[Tensor], layout: str, kernel: str
         trained = [x for x, grads in zip(leaves, trains(case.text), strict=True) if grads]
         for x in (q, k, v, *trained):
             x.requires_grad_()
-        how = (leaves, str(case.mask), case.text, SCALE, length, length, layout, "ring", kernel, name)
+        how = (leaves, str(case.mask), case.text, SCALE, length, length, layout, transport, kernel, name)
         out, _ = attention(q, k, v, *how)
         return [out.detach(), *torch.autograd.grad(out, (q, k, v, *trained), grad)]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sp.errors import StrategyError
 from sp.runtime import comm
-from sp.runtime.comm import World, all_gather, all_reduce, find_world, post_exchange, seat_name
+from sp.runtime.comm import World, all_gather, all_reduce, all_to_all, find_world, post_exchange, seat_name
 from sp.testing import ProcessWorld, run_ranks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
@@ -160,6 +160,39 @@ def test_all_gather_of_one_element_of_a_row(shape: tuple[int, ...]) -> None:
         return [found.item() for found in all_gather(find_world(group.group_name), part, [shape] * 2)]
 
     assert run_ranks(2, gather) == [[0.0, 1.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_to_all_of_different_sizes(size: int, dtype: torch.dtype) -> None:
+    """Also where a rank sends nothing, or gets nothing."""
+
+    def parts(sender: int, receiver: int) -> Tensor:
+        return torch.full((sender * receiver,), 2 * sender + receiver).to(dtype)
+
+    def swap(group: dist.ProcessGroup) -> Tensor:
+        world = find_world(group.group_name)
+        send = [parts(world.rank, rank) for rank in range(size)]
+        source = [parts(rank, world.rank).numel() for rank in range(size)]
+        return all_to_all(world, torch.cat(send), [x.numel() for x in send], source)
+
+    for rank, found in enumerate(run_ranks(size, swap)):
+        assert found.dtype == dtype
+        assert found.equal(torch.cat([parts(sender, rank) for sender in range(size)]))
+
+
+def test_all_to_all_checks_what_it_is_given() -> None:
+    with pytest.raises(AssertionError, match="nobody"):
+        all_to_all(World(0, 1), torch.zeros(3), [3], [3])
+
+    def wrong(group: dist.ProcessGroup) -> None:
+        world = find_world(group.group_name)
+        with pytest.raises(AssertionError, match=r"3 elements, and \[1, 1\] to send"):
+            all_to_all(world, torch.zeros(3), [1, 1], [1, 1])
+        with pytest.raises(AssertionError, match="contiguous"):
+            all_to_all(world, torch.zeros(4)[::2], [1, 1], [1, 1])
+
+    run_ranks(2, wrong)
 
 
 def test_all_gather_checks_what_was_promised() -> None:

@@ -17,8 +17,9 @@ from sp.plan import count_steps, make_plan
 from sp.runtime import ring
 from sp.runtime.comm import Exchange, World, find_world
 from sp.runtime.kernels import KERNELS, Kernel
-from sp.runtime.ring import Saved, ring_backward, ring_forward
+from sp.runtime.ring import RING
 from sp.runtime.scores import BoundScore
+from sp.runtime.stream import Saved
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import (
     SCALE,
@@ -159,9 +160,9 @@ class Recorder:
             world = find_world(group.group_name)
             plan = make_plan(layout, mask, length, world.size, world.rank)
             q, k, v, grad = make_inputs(plan.layout.local_length(length, world.rank, world.size))
-            out, lse = ring_forward(q, k, v, plan, self.kernel(), SCALE, world, None)
+            out, lse = RING.forward(q, k, v, plan, self.kernel(), SCALE, world, None)
             count = len(self.events)
-            ring_backward(grad, Saved(q, k, v, out, lse), plan, self.kernel(), SCALE, world, None)
+            RING.backward(grad, Saved(q, k, v, out, lse), plan, self.kernel(), SCALE, world, None)
             return self.events[:count], self.events[count:]
 
         return run_ranks(world_size, rank)
@@ -209,9 +210,9 @@ def test_a_mask_that_shows_nothing_gives_zeros() -> None:
         world = find_world(group.group_name)
         q, k, v, grad = make_inputs(4)
         plan = make_plan("striped", Band(-99, 99), 8, world.size, world.rank)
-        out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world, None)
+        out, lse = RING.forward(q, k, v, plan, KERNELS["flash"], SCALE, world, None)
         assert (lse == -torch.inf).all()
-        *gradients, _ = ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, None)
+        *gradients, _ = RING.backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, None)
         return [out, *gradients]
 
     for found in run_ranks(2, rank):
@@ -238,8 +239,8 @@ def test_no_tensor_is_tokens_by_tokens(mask: Band) -> None:
         plan = make_plan("contiguous", mask, length, world.size, world.rank)
         q, k, v, grad = make_inputs(length // world.size, heads=heads, batch=1, dtype=torch.float32)
         with LargestTensor() as largest:
-            out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world, None)
-            ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, None)
+            out, lse = RING.forward(q, k, v, plan, KERNELS["flash"], SCALE, world, None)
+            RING.backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, None)
         return largest.numel
 
     local = length // 2
@@ -259,8 +260,8 @@ def test_no_score_is_tokens_by_tokens(text: str) -> None:
         leaves = [ids.view(1, 1, -1, 1), ids.view(1, 1, 1, -1)]
         score = BoundScore.bind(f"l0:q l1:k; {text}", leaves, plan, q.device)
         with LargestTensor() as largest:
-            out, lse = ring_forward(q, k, v, plan, KERNELS["flash"], SCALE, world, score)
-            ring_backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, score)
+            out, lse = RING.forward(q, k, v, plan, KERNELS["flash"], SCALE, world, score)
+            RING.backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, score)
         return largest.numel
 
     local = length // 2

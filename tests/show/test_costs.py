@@ -1,9 +1,11 @@
-"""Costs: work against the definition of the mask, bytes against formulas and against what a ring really sends."""
+"""Costs: work against the definition of the mask, bytes against formulas and against what is really sent."""
 
 import copy
+import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sympy
@@ -15,23 +17,23 @@ from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, FULL, Band
 from sp.models import Llama, LlamaConfig
 from sp.program import AttentionSite
-from sp.runtime import ring
-from sp.runtime.comm import Exchange, World
+from sp.runtime.comm import World, find_world
 from sp.score import Score
 from sp.show.costs import attention_costs
 from sp.strategy import STRATEGIES
 from sp.testing.ranks import run_ranks
 
 WINDOW = Band(3, 0)
+ops = sys.modules["sp.runtime.ops.attention"]  # the package names the op so as well
 
 
 S = sympy.Symbol("S", integer=True, positive=True)
 
 
-def site(mask: Band, item_bytes: int = 2) -> AttentionSite:
+def site(mask: Band, item_bytes: int = 2, transport: str = "ring") -> AttentionSite:
     return AttentionSite(
         "attention", "model.py:1", mask, S, S, heads=8, kv_heads=2, head_width=16, value_width=24,
-        item_bytes=item_bytes, kernel="dense", why="", score=Score(), words=(), transport="ring",
+        item_bytes=item_bytes, kernel="dense", why="", score=Score(), words=(), transport=transport,
     )  # fmt: skip
 
 
@@ -40,24 +42,28 @@ def site(mask: Band, item_bytes: int = 2) -> AttentionSite:
 def test_work_is_what_the_mask_lets_through(strategy: str, mask: Band) -> None:
     length, world = 37, 5
     layout = LAYOUTS[STRATEGIES[strategy].layout]
-    costs = attention_costs(site(mask), STRATEGIES[strategy], length, world)
+    transport = STRATEGIES[strategy].transport
+    costs = attention_costs(site(mask, transport=transport), STRATEGIES[strategy], length, world)
     pairs = [
-        sum(mask.visible(i, j) for i in layout.positions(length, rank, world) for j in range(length))
+        8 * sum(mask.visible(i, j) for i in layout.positions(length, rank, world) for j in range(length))
         for rank in range(world)
     ]
+    if transport == "alltoall":  # 8 heads for 5 ranks
+        pairs = [sum(pairs) * heads // 8 for heads in (1, 2, 1, 2, 2)]
     assert list(costs.area) == pairs
     assert costs.balance == pytest.approx(sum(pairs) / world / max(pairs))
 
 
-@pytest.mark.parametrize(("strategy", "balance"), [("ring", 8 / 15), ("striped", 1.0), ("zigzag", 1.0)])
+@pytest.mark.parametrize(("strategy", "balance"), [(name, 8 / 15 if name == "ring" else 1.0) for name in STRATEGIES])
 def test_balance_of_long_causal_sequences(strategy: str, balance: float) -> None:
     """Contiguous: the last of 8 ranks has 7.5 of 8·4 half blocks.  The others tend to even shares."""
-    costs = attention_costs(site(CAUSAL), STRATEGIES[strategy], 2**14, 8)
+    made = site(CAUSAL, transport=STRATEGIES[strategy].transport)
+    costs = attention_costs(made, STRATEGIES[strategy], 2**14, 8)
     assert costs.balance == pytest.approx(balance, rel=1e-3)
 
 
 @pytest.mark.parametrize("item_bytes", [2, 4, 8])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["ring", "striped", "zigzag"])
 def test_ring_sends_un_expanded_keys_and_values_and_gradients_in_the_dtype_of_sums(
     strategy: str, item_bytes: int
 ) -> None:
@@ -69,8 +75,35 @@ def test_ring_sends_un_expanded_keys_and_values_and_gradients_in_the_dtype_of_su
     assert set(costs.backward) == {(world - 1) * elements * item_bytes + world * elements * sums}
 
 
-def test_one_rank_sends_nothing() -> None:
-    costs = attention_costs(site(CAUSAL), STRATEGIES["ring"], 64, 1)
+@pytest.mark.parametrize("item_bytes", [2, 4, 8])
+def test_gathered_keys_travel_as_in_a_ring_and_their_gradients_one_time_less(item_bytes: int) -> None:
+    costs = attention_costs(site(CAUSAL, item_bytes, "allgather"), STRATEGIES["allgather"], 64, 4)
+    elements = 16 * 2 * (16 + 24)
+    assert set(costs.forward) == {3 * elements * item_bytes}
+    assert set(costs.backward) == {3 * elements * (item_bytes + max(item_bytes, 4))}
+
+
+def test_heads_for_tokens() -> None:
+    """On 2 ranks each has 4 of 8 query heads and one of 2 key heads, so that half of everything travels."""
+    costs = attention_costs(site(CAUSAL, 2, "alltoall"), STRATEGIES["ulysses"], 64, 2)
+    queries, keys, result = 32 * 4 * 16 * 2, 32 * (16 + 24) * 2, 32 * 4 * (24 * 2 + 4)
+    assert set(costs.forward) == {queries + keys + result}
+    there = queries + keys + result + 32 * 4 * 24 * 2  # the gradient of the output
+    assert set(costs.backward) == {there + queries + keys}
+
+
+def test_key_heads_on_several_ranks_get_their_gradients_in_the_dtype_of_sums() -> None:
+    """On 4 ranks each has 2 query heads and one key head."""
+    costs = attention_costs(site(CAUSAL, 2, "alltoall"), STRATEGIES["ulysses"], 64, 4)
+    queries, keys, result = 3 * 16 * 2 * 16 * 2, 3 * 16 * (16 + 24), 3 * 16 * 2 * (24 * 2 + 4)
+    assert set(costs.forward) == {queries + keys * 2 + result}
+    assert set(costs.backward) == {queries + keys * 2 + result + 3 * 16 * 2 * 24 * 2 + queries + keys * 4}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_rank_sends_nothing(strategy: str) -> None:
+    made = site(CAUSAL, transport=STRATEGIES[strategy].transport)
+    costs = attention_costs(made, STRATEGIES[strategy], 64, 1)
     assert (costs.forward, costs.backward, costs.balance) == ((0,), (0,), 1.0)
 
 
@@ -82,20 +115,51 @@ def test_window_ends_the_ring_early() -> None:
     assert set(costs.backward) == {elements * 2 + 2 * elements * 4}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+class Counted:
+    """A process group that counts the bytes that leave this rank."""
+
+    def __init__(self, group: dist.ProcessGroup, count: Callable[[int], None]) -> None:
+        self._group, self._count = group, count
+
+    def recv(self, *args: Any) -> dist.Work:
+        return self._group.recv(*args)
+
+    def send(self, tensors: list[torch.Tensor], *rest: Any) -> dist.Work:
+        self._count(sum(x.nbytes for x in tensors))
+        return self._group.send(tensors, *rest)
+
+    def allgather(self, received: list[list[torch.Tensor]], sent: list[torch.Tensor]) -> dist.Work:
+        self._count(sent[0].nbytes * (self._group.size() - 1))
+        return self._group.allgather(received, sent)
+
+    def alltoall_base(self, received: torch.Tensor, sent: torch.Tensor, source: list[int], to: list[int]) -> dist.Work:
+        self._count((sum(to) - to[self._group.rank()]) * sent.element_size())
+        return self._group.alltoall_base(received, sent, source, to)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "dtype"),
+    [
+        *((name, torch.float32) for name in STRATEGIES),
+        *(("striped", torch.float64), ("allgather", torch.bfloat16), ("ulysses", torch.bfloat16)),
+    ],
+)
 def test_reported_bytes_are_those_that_travel(
     strategy: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every exchange of a real ring of 3 ranks over 17 tokens is counted; ranks hold 5 or 6 of them."""
+    """All that attention sends between 3 ranks is counted; of 17 tokens they hold 5 or 6, of 4 heads 1 or 2."""
     sent: Counter[tuple[int, str]] = Counter()
-    phases, post = dict.fromkeys(range(3), "forward"), ring.post_exchange
+    phases = dict.fromkeys(range(3), "forward")
 
-    def counted(world: World, send: torch.Tensor, *rest: Any) -> Exchange:
-        sent[world.rank, phases[world.rank]] += send.numel() * send.element_size()
-        return post(world, send, *rest)
+    def found(name: str) -> World:
+        world = find_world(name)
 
-    monkeypatch.setattr(ring, "post_exchange", counted)
+        def count(number: int) -> None:
+            sent[world.rank, phases[world.rank]] += number
+
+        return replace(world, group=cast("Any", Counted(world.group, count))) if world.group else world
+
+    monkeypatch.setattr(ops, "find_world", found)
     model = Llama(LlamaConfig(layers=2, heads=4, kv_heads=2, width=32)).to(dtype)
     ids = torch.zeros(1, 17, dtype=torch.long)
 
@@ -117,6 +181,6 @@ def test_queries_without_a_sequence() -> None:
     """Each rank works on its own keys, and sends its results of 5 queries to the 3 others, in float32."""
     merged = replace(site(FULL), queries=sympy.Integer(5), transport="merge")
     costs = attention_costs(merged, STRATEGIES["striped"], 5, 4, 18)
-    assert costs.area == (25, 25, 20, 20)
+    assert costs.area == (200, 200, 160, 160)
     assert costs.forward == (3 * 5 * 8 * (24 + 1) * 4,) * 4
     assert costs.backward == (0,) * 4

@@ -49,7 +49,7 @@ def test_dict_is_plain_data(llama: Report) -> None:
 def test_attention_facts(llama: Report) -> None:
     (attention,) = llama.as_dict()["attentions"]
     assert (attention["count"], attention["mask"], attention["heads"], attention["kv_heads"]) == (4, "causal", 8, 2)
-    assert sum(attention["area"]) == 4099 * 4100 // 2
+    assert sum(attention["area"]) == 8 * 4099 * 4100 // 2
     elements = 2 * 2 * 8  # keys and values, 2 heads of width 8, per token
     assert max(attention["sent_forward"]) == (4099 - 512) * elements * 4
     assert max(attention["sent_backward"]) == (4099 - 512) * elements * 4 + 4099 * elements * 4
@@ -117,6 +117,18 @@ def test_model_without_attention() -> None:
     assert "no attention along the sequence" in str(report)
     assert report.plan_grid() == ""
     assert report.as_dict()["attentions"] == []
+
+
+def test_heads_that_are_dealt(inspect: Inspect) -> None:
+    """4 of them to 3 ranks: each has the whole sequence for its own."""
+    report = inspect("llama", strategy="ulysses", world=3)
+    assert "ulysses = contiguous layout + alltoall transport" in str(report)
+    (row,) = [line for line in str(report).splitlines() if line.startswith("blocks")]
+    assert "25.0 / 33.3 / 50.0 %" in row
+    head, _, title, rank = report.plan_grid().splitlines()
+    assert head == "every rank, for its own heads:"
+    assert title.split()[:4] == ["contiguous", "causal", "world=1", "local=32"]
+    assert rank.split() == ["rank", "0", "causal", "100.0", "%"]
 
 
 def test_parallel_module_reports_what_inspect_reports(inspect: Inspect) -> None:

@@ -31,8 +31,8 @@ from sp.runtime.comm import World, find_world
 from sp.runtime.kernels import find_kernel
 from sp.runtime.merge import accumulation_dtype
 from sp.runtime.ops.order import keep_order
-from sp.runtime.ring import Saved
 from sp.runtime.scores import BoundScore
+from sp.runtime.stream import Saved
 from sp.runtime.transport import find_transport
 from sp.score import Score
 
@@ -133,7 +133,9 @@ def _backward(grad_out: Tensor, *rest: Any) -> Gradients:
     kernel, score = find_kernel(call.kernel), call.bind(leaves, plan, grad_out.device)
     run = find_transport(call.transport).backward
     dq, dk, dv, dleaves = run(grad_out, saved, plan, kernel, call.scale, world, score)
-    return dq, dk, dv, [grad.to(leaf.dtype) for grad, leaf in zip(dleaves, leaves, strict=True)]
+    # dk and dv are copied in any case: they may share the buffer that travelled, and an operator's results share none.
+    dk, dv = dk.to(saved.k_BGSD.dtype, copy=True), dv.to(saved.v_BGSE.dtype, copy=True)
+    return dq.to(saved.q_BHSD.dtype), dk, dv, [grad.to(leaf.dtype) for grad, leaf in zip(dleaves, leaves, strict=True)]
 
 
 def _backward_fake(grad_out: Tensor, *rest: Any) -> Gradients:

@@ -9,7 +9,7 @@ for the keys of any source, and all ranks decide alike what is skipped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -20,7 +20,7 @@ from sp.runtime.merge import accumulation_dtype
 from sp.runtime.scores.blocks import cut_blocks
 from sp.runtime.scores.evaluate import evaluate
 from sp.runtime.scores.gradients import sweep
-from sp.runtime.scores.leaves import check_leaves, known_values, positions_of
+from sp.runtime.scores.leaves import check_leaves, known_values, leaf_of_heads, positions_of
 from sp.runtime.scores.lift import find_lift
 from sp.runtime.scores.sight import find_seeing
 from sp.runtime.scores.skipping import Skipping, find_skipping
@@ -66,6 +66,18 @@ class BoundScore:
             torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)) if leaf.trains else x.new_empty(0)
             for leaf, x in zip(self.score.leaves, self.leaves, strict=True)
         ]
+
+    def of_heads(self, heads: range, plan: Plan) -> BoundScore:
+        """The score of these query heads alone, counted from the first of them, for another plan of the same tokens."""
+        return replace(self, leaves=tuple(leaf_of_heads(x, heads) for x in self.leaves), plan=plan)
+
+    def gradients_of_heads(self, heads: range, found: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients that `of_heads(heads, …)` finds for its leaves, put where they belong in those of all heads."""
+        totals = self.empty_gradients()
+        for leaf, total, part in zip(self.score.leaves, totals, found, strict=True):
+            if leaf.trains:
+                leaf_of_heads(total, heads).copy_(part)
+        return totals
 
     def add_sink_gradient(self, totals: list[Tensor], grad_BHS1: Tensor) -> None:
         """Add the leaves' part of the gradient of `sink()` to `totals`."""

@@ -61,6 +61,11 @@ def add_to_leaf(leaf: Leaf, total: Tensor, grad: Tensor, rows_R: Tensor, columns
         total += grad
 
 
+def leaf_of_heads(x: Tensor, heads: range) -> Tensor:
+    """A view of a leaf for some heads, of a frame or the columns of a table; all of it where heads share it."""
+    return x.narrow(1, heads.start, len(heads)) if x.dim() > 1 and x.shape[1] > 1 else x
+
+
 def _cut(leaf: Leaf, x: Tensor, rows_R: Tensor, columns_C: Tensor | None) -> Tensor:
     if leaf.form in ("", "table"):
         return x

@@ -1,0 +1,170 @@
+"""Streams: local queries over keys and values as they arrive, tile by tile, and back.  One loop for all transports.
+
+B batch · H query heads · G key/value heads · S local queries · T keys of one source rank · D, E head sizes of k and v
+
+Transports differ in the two ends alone: how keys and values are brought here, and how their gradients are taken to the
+ranks that own them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from sp.plan import Plan, Step, Tile, count_steps
+from sp.runtime.comm import World
+from sp.runtime.kernels import Kernel
+from sp.runtime.merge import Accumulator, accumulation_dtype
+from sp.runtime.scores import BoundScore, Piece
+from sp.runtime.sink import add_sink_gradient, with_sink
+
+# Each step with k_BGTD and v_BGTE of its source
+Arrivals = Iterable[tuple[Step, Tensor, Tensor]]
+# Tiles with the gradients of their keys and values
+Parts = list[tuple[Tile, Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What backward knows of forward: local inputs and results."""
+
+    q_BHSD: Tensor
+    k_BGSD: Tensor
+    v_BGSE: Tensor
+    out_BHSE: Tensor
+    lse_BHS: Tensor
+
+
+class Homeward(Protocol):
+    """Takes the gradients of keys and values to their owners."""
+
+    def add(self, step: Step, parts: Parts) -> None:
+        """What this rank found in `step`; called once for each step, in order."""
+        ...
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """The complete dk_BGSD and dv_BGSE of this rank's own keys and values, in the dtype of sums."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stream:
+    """bring(k, v, plan, steps, world): each of `steps` with the keys and values of its source.
+    take_home(k, v, plan, steps, world): brings the gradients of keys and values shaped like these to their owners.
+
+    All ranks take the same number of steps; the source of the first is the rank itself."""
+
+    bring: Callable[[Tensor, Tensor, Plan, tuple[Step, ...], World], Arrivals]
+    take_home: Callable[[Tensor, Tensor, Plan, tuple[Step, ...], World], Homeward]
+
+    def forward(
+        self,
+        q_BHSD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        plan: Plan,
+        kernel: Kernel,
+        scale: float,
+        world: World,
+        score: BoundScore | None,
+    ) -> tuple[Tensor, Tensor]:
+        """out_BHSE in q's dtype, laid out [B, S, H, E], and lse_BHS of the local queries over all ranks' keys.
+
+        score: what changes the scores inside of the plan's mask; None for nothing."""
+        arrivals = self.bring(k_BGSD, v_BGSE, plan, working_steps(plan, score), world)
+        return with_sink(attend(q_BHSD, v_BGSE.shape[3], arrivals, kernel, scale, score), score).finish()
+
+    def backward(
+        self,
+        grad_BHSE: Tensor,
+        saved: Saved,
+        plan: Plan,
+        kernel: Kernel,
+        scale: float,
+        world: World,
+        score: BoundScore | None,
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """dq, dk, dv of the local tokens, in the dtype of sums and laid out [B, S, heads, size].
+
+        And of each leaf of the score that trains, this rank's part of its gradient; for other leaves an empty tensor.
+        dk and dv may share a buffer."""
+        about = (saved.k_BGSD, saved.v_BGSE, plan, working_steps(plan, score), world)
+        homeward, totals = self.take_home(*about), [] if score is None else score.empty_gradients()
+        dq_BHSD = attend_back(grad_BHSE, saved, self.bring(*about), homeward, kernel, scale, score, totals)
+        if score is not None and plan.counts_queries:
+            add_sink_gradient(grad_BHSE, saved.out_BHSE, saved.lse_BHS, score, totals)
+        return dq_BHSD, *homeward.finish(), totals
+
+
+def attend(
+    q_BHSD: Tensor, value_size: int, arrivals: Arrivals, kernel: Kernel, scale: float, score: BoundScore | None
+) -> Accumulator:
+    """The local queries over all keys that arrive; no sink yet."""
+    total = Accumulator(q_BHSD, value_size)
+    for step, k_BGTD, v_BGTE in arrivals:
+        for piece in _pieces(step, kernel, q_BHSD.device.type, score):
+            tile = piece.tile
+            q, k, v = _rows(tile, q_BHSD), columns(tile, k_BGTD), columns(tile, v_BGTE)
+            total.merge(tile.q0, tile.q1, *kernel.forward(q, k, v, tile, scale, piece.score))
+    return total
+
+
+def attend_back(
+    grad_BHSE: Tensor,
+    saved: Saved,
+    arrivals: Arrivals,
+    homeward: Homeward,
+    kernel: Kernel,
+    scale: float,
+    score: BoundScore | None,
+    totals: list[Tensor],
+) -> Tensor:
+    """dq_BHSD in the dtype of sums, laid out [B, S, H, D]; the gradients of keys and values go to `homeward`, those of
+    the leaves of the score are added to `totals`."""
+    batch, heads, length, size = saved.q_BHSD.shape
+    dtype = accumulation_dtype(saved.q_BHSD.dtype)
+    dq_BHSD = saved.q_BHSD.new_zeros((batch, length, heads, size), dtype=dtype).transpose(1, 2)
+    for step, k_BGTD, v_BGTE in arrivals:
+        parts: Parts = []
+        for piece in _pieces(step, kernel, saved.q_BHSD.device.type, score):
+            tile = piece.tile
+            grad, q, out, lse = (_rows(tile, x) for x in (grad_BHSE, saved.q_BHSD, saved.out_BHSE, saved.lse_BHS))
+            k, v = columns(tile, k_BGTD), columns(tile, v_BGTE)
+            dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, tile, scale, piece.score, totals)
+            _rows(tile, dq_BHSD).add_(dq)
+            parts.append((tile, dk, dv))
+        homeward.add(step, parts)
+    return dq_BHSD
+
+
+def working_steps(plan: Plan, score: BoundScore | None) -> tuple[Step, ...]:
+    """Those in which any rank has work: under a narrow window they end early, on all ranks at once."""
+    return plan.steps[: count_steps(plan) if score is None else score.count_steps()]
+
+
+def keys_of(plan: Plan, source: int) -> int:
+    """How many keys the rank `source` holds."""
+    return plan.layout.local_length(plan.keys, source, plan.world)
+
+
+def columns(tile: Tile, x_BGTD: Tensor) -> Tensor:
+    """The keys of a tile."""
+    return x_BGTD.narrow(2, tile.k0, tile.k1 - tile.k0)
+
+
+def _rows(tile: Tile, x: Tensor) -> Tensor:
+    return x.narrow(2, tile.q0, tile.q1 - tile.q0)
+
+
+def _pieces(step: Step, kernel: Kernel, device: str, score: BoundScore | None) -> Iterator[Piece]:
+    """What the kernel is called on: where a score changes nothing, pieces of the kernel's own choice."""
+    source = None if score is None else score.against(step.source)
+    for tile in step.tiles:
+        for piece in (Piece(tile),) if source is None else source.cut(tile):
+            if piece.score is not None:
+                yield piece
+            else:
+                yield from map(Piece, kernel.cut(piece.tile, device))

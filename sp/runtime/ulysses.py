@@ -1,0 +1,206 @@
+"""Ulysses: an all-to-all deals heads for tokens, so that each rank has some heads over the whole sequence, and back.
+
+B batch · H query heads · G key/value heads · S tokens · D, E head sizes of k and v · W the size of any
+
+             before                          between
+    rank 0   tokens 0 1 of heads a b c d     tokens 0 1 2 3 of heads a b
+    rank 1   tokens 2 3 of heads a b c d     tokens 0 1 2 3 of heads c d
+
+Between, the attention of a world of one.  Any number of heads: they are dealt evenly up to one, with the key/value
+heads that they need (`sp.heads`); where several ranks need one, its gradients are added in the order of ranks.
+Jacobs et al. 2023, arXiv 2309.14509.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+
+from sp.heads import HeadShare, share_heads, shares_overlap
+from sp.plan import Plan, make_plan
+from sp.runtime.comm import World, all_to_all
+from sp.runtime.kernels import Kernel
+from sp.runtime.ring import RING
+from sp.runtime.scores import BoundScore
+from sp.runtime.stream import Saved
+
+_ALONE = World(0, 1)
+
+
+def ulysses_forward(
+    q_BHSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
+) -> tuple[Tensor, Tensor]:
+    """out_BHSE in q's dtype, laid out [B, S, H, E], and lse_BHS of the local queries; see `Stream.forward`."""
+    deal = _Deal.of(q_BHSD, k_BGSD, plan, world)
+    q, k, v = deal.to_heads([q_BHSD], [k_BGSD, v_BGSE])
+    k, v = deal.share_expanded(k), deal.share_expanded(v)
+    inner = deal.inner_plan(plan), kernel, scale, _ALONE, deal.inner_score(score, plan)
+    out, lse = RING.forward(q, k, v, *inner)
+    out_BHSE, bits_BHSW = deal.to_tokens([out, _as_bits(lse, out.dtype)], [])
+    return out_BHSE, _of_bits(bits_BHSW, lse.dtype)
+
+
+def ulysses_backward(
+    grad_BHSE: Tensor,
+    saved: Saved,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """dq, dk, dv of the local tokens, laid out [B, S, heads, size], and of the leaves of the score this rank's part."""
+    dtype, deal = saved.q_BHSD.dtype, _Deal.of(saved.q_BHSD, saved.k_BGSD, plan, world)
+    of_queries = [saved.q_BHSD, grad_BHSE, saved.out_BHSE, _as_bits(saved.lse_BHS, dtype)]
+    q, grad, out, bits, k, v = deal.to_heads(of_queries, [saved.k_BGSD, saved.v_BGSE])
+    between = Saved(q, deal.share_expanded(k), deal.share_expanded(v), out, _of_bits(bits, saved.lse_BHS.dtype))
+    inner_score = deal.inner_score(score, plan)
+    dq, dk, dv, found = RING.backward(grad, between, deal.inner_plan(plan), kernel, scale, _ALONE, inner_score)
+    (dq_BHSD,) = deal.to_tokens([dq.to(dtype)], [])
+    # What is added on arrival travels in the dtype of sums.
+    narrow = dk.dtype if shares_overlap(deal.shares) else dtype
+    dk_BGSD, dv_BGSE = deal.to_tokens([], [deal.share_summed(x).to(narrow) for x in (dk, dv)])
+    return dq_BHSD, dk_BGSD, dv_BGSE, deal.leaf_gradients(score, found)
+
+
+@dataclass(frozen=True)
+class _Deal:
+    """Who has which tokens of all heads before, and who has which heads of all tokens between.
+
+    queries, keys: the tokens of each rank, contiguous."""
+
+    world: World
+    shares: tuple[HeadShare, ...]
+    queries: tuple[range, ...]
+    keys: tuple[range, ...]
+
+    @staticmethod
+    def of(q_BHSD: Tensor, k_BGSD: Tensor, plan: Plan, world: World) -> _Deal:
+        assert plan.layout.name == "contiguous", f"heads are dealt for contiguous tokens, these are {plan.layout.name}"
+        shares = share_heads(q_BHSD.shape[1], k_BGSD.shape[1], world.size)
+        return _Deal(world, shares, *(_tokens(plan, total) for total in (plan.length, plan.keys)))
+
+    @property
+    def mine(self) -> HeadShare:
+        return self.shares[self.world.rank]
+
+    def inner_plan(self, plan: Plan) -> Plan:
+        """Of the whole sequence for one rank; empty where it has no heads."""
+        whole = make_plan(plan.layout.name, plan.mask, plan.length, 1, 0, plan.keys)
+        return whole if self.mine.heads else replace(whole, steps=(replace(whole.steps[0], tiles=()),))
+
+    def inner_score(self, score: BoundScore | None, plan: Plan) -> BoundScore | None:
+        heads = self.mine.heads
+        return None if score is None or not heads else score.of_heads(heads, self.inner_plan(plan))
+
+    def leaf_gradients(self, score: BoundScore | None, found: list[Tensor]) -> list[Tensor]:
+        """`found`, of the leaves of this rank's heads, put into zeros for the heads of all ranks."""
+        if score is None or not self.mine.heads:
+            return [] if score is None else score.empty_gradients()
+        return score.gradients_of_heads(self.mine.heads, found)
+
+    def share_expanded(self, x_BGSW: Tensor) -> Tensor:
+        """One key/value head for each query head of this rank, if kernels cannot pair them otherwise."""
+        if self.mine.grouped:
+            return x_BGSW
+        return x_BGSW.index_select(1, torch.tensor(self.mine.picks, device=x_BGSW.device))
+
+    def share_summed(self, x_BHSW: Tensor) -> Tensor:
+        """The inverse for gradients: those of the key/value heads."""
+        if self.mine.grouped:
+            return x_BHSW
+        batch, _, length, width = x_BHSW.shape
+        sums_BGSW = x_BHSW.new_zeros((batch, len(self.mine.groups), length, width))
+        return sums_BGSW.index_add_(1, torch.tensor(self.mine.picks, device=x_BHSW.device), x_BHSW)
+
+    def to_heads(self, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor]) -> list[Tensor]:
+        """Own tokens of all heads -> all tokens of this rank's heads, by one all-to-all; laid out [B, S, heads, W]."""
+        return self._swapped(of_queries, of_keys, 1)
+
+    def to_tokens(self, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor]) -> list[Tensor]:
+        """The inverse; what several ranks have of one head is added, in the order of ranks."""
+        return self._swapped(of_queries, of_keys, 2)
+
+    def _swapped(self, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor], cut: int) -> list[Tensor]:
+        """Tensors of one dtype, cut along the dim `cut` and joined along the other of heads (1) and tokens (2)."""
+        if self.world.size == 1:
+            return [*of_queries, *of_keys]
+        heads, groups = (tuple(spans) for spans in zip(*((s.heads, s.groups) for s in self.shares), strict=True))
+        dealt = ((heads, self.queries), (groups, self.keys))
+        # Each with how its dim `cut` is dealt to the ranks, and how the other one.
+        pairs = zip((of_queries, of_keys), dealt, strict=True)
+        kinds = [(x, both[cut - 1], both[2 - cut]) for xs, both in pairs for x in xs]
+        ranks, join = range(self.world.size), 3 - cut
+        pieces = [[_span(x, cut, given[rank]) for x, given, _ in kinds] for rank in ranks]
+        mine = [_span(x, cut, given[self.world.rank]) for x, given, _ in kinds]
+        shapes = [
+            [_sized(x, join, len(got[rank])) for x, (_, _, got) in zip(mine, kinds, strict=True)] for rank in ranks
+        ]
+        arrived = zip(*_swap(self.world, pieces, shapes), strict=True)
+        return [_joined(parts, join, got) for parts, (_, _, got) in zip(arrived, kinds, strict=True)]
+
+
+def _tokens(plan: Plan, total: int) -> tuple[range, ...]:
+    runs = (plan.layout.runs(total, rank, plan.world) for rank in range(plan.world))
+    return tuple(run.positions for (run,) in runs)
+
+
+def _span(x: Tensor, dim: int, span: range) -> Tensor:
+    return x.narrow(dim, span.start, len(span))
+
+
+def _sized(x: Tensor, dim: int, size: int) -> list[int]:
+    """The shape of x, of another size in one dim."""
+    return [*x.shape[:dim], size, *x.shape[dim + 1 :]]
+
+
+def _swap(world: World, pieces: list[list[Tensor]], shapes: list[list[list[int]]]) -> list[list[Tensor]]:
+    """`pieces[r]` go to rank r, and from there come pieces of `shapes[r]`; all of one dtype."""
+    send = pieces[0][0].new_empty(sum(x.numel() for x in chain(*pieces)))
+    rooms = _rooms(send, [x.shape for x in chain(*pieces)])
+    for room, x in zip(rooms, chain(*pieces), strict=True):
+        room.copy_(x)
+    to, source = [sum(map(Tensor.numel, row)) for row in pieces], [sum(map(prod, row)) for row in shapes]
+    arrived = all_to_all(world, send, to, source)
+    return [_rooms(flat, row) for flat, row in zip(arrived.split(source), shapes, strict=True)]
+
+
+def _rooms(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Parts of `flat` read as [B, heads, S, W], laid out [B, S, heads, W]."""
+    ends = pairwise(accumulate(map(prod, shapes), initial=0))
+    parts = zip((flat[begin:end] for begin, end in ends), shapes, strict=True)
+    return [part.view(batch, length, heads, width).transpose(1, 2) for part, (batch, heads, length, width) in parts]
+
+
+def _joined(parts: Sequence[Tensor], dim: int, spans: tuple[range, ...]) -> Tensor:
+    """Each rank's part at its span of the dim, added where spans overlap; laid out [B, S, heads, W]."""
+    if all(before.stop == after.start for before, after in pairwise(spans)):
+        return torch.cat([x.transpose(1, 2) for x in parts], 3 - dim).transpose(1, 2)
+    shape = _sized(parts[0], dim, max(span.stop for span in spans))
+    total_BSHW = parts[0].new_zeros([shape[place] for place in (0, 2, 1, 3)])
+    total = total_BSHW.transpose(1, 2)
+    for part, span in zip(parts, spans, strict=True):
+        _span(total, dim, span).add_(part)
+    return total
+
+
+def _as_bits(lse_BHS: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, H, S, W]: the bits of numbers read as several of a narrower dtype, to travel beside those."""
+    return lse_BHS.contiguous().unsqueeze(-1).view(dtype)
+
+
+def _of_bits(bits_BHSW: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse: lse_BHS, contiguous."""
+    return bits_BHSW.contiguous().view(dtype).squeeze(-1)
