@@ -1,6 +1,7 @@
 """replicate and reduce: exact sums of gradients, and not one copy of a parameter."""
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -49,11 +50,20 @@ def gradients(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
 def test_every_rank_has_the_gradient_of_all_tokens(world: int) -> None:
     tokens = numbers(11, 6, seed=1)
     expected = gradients(Tied(""), tokens)
+    together, turn = threading.Barrier(world), threading.Lock()
+
+    def traced(module: Tied) -> fx.GraphModule:
+        """While one rank traces, every module call of the process is traced: no rank may make one."""
+        together.wait(timeout=60)
+        with turn:
+            graph = fx.symbolic_trace(module)
+        together.wait(timeout=60)
+        return graph
 
     def check(group: dist.ProcessGroup) -> None:
         module = Tied(group.group_name)
         mine = tokens[group.rank() :: world]
-        for candidate in (module, copy.deepcopy(module), fx.symbolic_trace(module)):
+        for candidate in (module, copy.deepcopy(module), traced(module)):
             found = gradients(candidate, mine)
             assert found.keys() == {"weight", "bias"}
             for name, value in found.items():
