@@ -127,15 +127,15 @@ def _with_settled_cache(
     word change what is computed: where positions restart, transformers looks for documents only without a cache."""
     if "use_cache" not in parameters or any(caches_in((args, kwargs))):
         return dict(kwargs), ()
-    given = dict(zip(parameters, args, strict=False)) | dict(kwargs)
+    given, why = dict(zip(parameters, args, strict=False)) | dict(kwargs), "the caller asked for one"
     if "use_cache" not in given:
         if not _may_find_documents(model, given):
             return {**kwargs, "use_cache": False}, ("use_cache=False (the caller left it open)",)
-        given["use_cache"] = True
+        given["use_cache"], why = True, "the caller left use_cache open, without which position_ids mean something else"
     free = [name for name in _CACHES if name in parameters and given.get(name) is None]
     if not given["use_cache"] or not free or not _is_of_transformers(model) or free[0] in [*parameters][: len(args)]:
         return dict(kwargs), ()
-    return {**kwargs, free[0]: Kept()}, (f"{free[0]}=DynamicCache() (the caller asked for one)",)
+    return {**kwargs, free[0]: Kept()}, (f"{free[0]}=DynamicCache() ({why})",)
 
 
 def _may_find_documents(model: nn.Module, given: Mapping[str, object]) -> bool:
