@@ -53,6 +53,13 @@ class Layer:
         return self.amount == -math.inf
 
     @property
+    def rounds(self) -> bool:
+        """Whether it is added to scores in float16, beside whose largest numbers scores are lost only in part."""
+        if self.inner is None or self.amount is not None:
+            return False
+        return torch.result_type(self.inner.meta["val"], self.node.meta["val"]) == torch.float16
+
+    @property
     def softly(self) -> bool:
         return self.amount is not None and not self.hides
 

@@ -10,7 +10,7 @@ A conjunct that is provably a band becomes geometry of the plan, known before an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -23,7 +23,7 @@ from sp.passes.mask_proof import Unproven, prove_condition, prove_mask, shows_al
 from sp.passes.score_layers import Layer, Part, conjuncts, is_plain, layer_of, terms, through
 from sp.passes.score_sources import Source
 from sp.passes.score_trace import Tracer
-from sp.score import SCORE, Name, Score
+from sp.score import SCORE, Dtype, Name, Score
 
 ATTENTION = (BATCH, HEADS, QUERIES, KEYS)
 
@@ -95,7 +95,7 @@ class _Parts:
         if layer.softly:
             self.added.append(layer)
             return
-        parts = list(terms(layer.node, layer.frame))
+        parts = [replace(term, inner=layer.inner) for term in terms(layer.node, layer.frame)]
         hard = any(found is not None and not found[1] for found in map(self._proven, parts))
         self.added += parts if hard else [layer]
 
@@ -138,10 +138,15 @@ class _Parts:
         if soft and certain and self._all_see(together):
             return together, []
         left = [layer for layer, found in proven if found is None or found[1]]
-        for layer in left:
+        biases: list[Name] = []
+        for layer in reversed(left):  # the innermost first
             if layer.softly:
                 self.score = self._filled(layer)
-        return band, [self.tracer.value(layer.node, layer.frame) for layer in left if not layer.softly]
+            elif layer.rounds:
+                self.score = self._rounded(layer)
+            else:
+                biases.append(self.tracer.value(layer.node, layer.frame))
+        return band, biases[::-1]
 
     def _all_see(self, band: Band) -> bool:
         """Whether every query sees a key: itself or, if it looks back without end, the first one."""
@@ -161,6 +166,11 @@ class _Parts:
     def _filled(self, layer: Layer) -> Name:
         """Filled in rather than added: where a query sees nothing else, no gradient goes to its scores."""
         return self.tracer.line("where.ScalarOther", self._truth(layer.part), Name(SCORE), layer.amount)
+
+    def _rounded(self, layer: Layer) -> Name:
+        """Added in float16 as the model does, which loses scores beside -65504: a query that sees nothing shows it."""
+        narrow = self.tracer.line("_to_copy.default", self.score or Name(SCORE), dtype=Dtype("float16"))
+        return self.tracer.line("add.Tensor", narrow, self.tracer.value(layer.node, layer.frame))
 
     def _truth(self, part: Part) -> Name:
         found = self.tracer.value(part.node, part.frame)

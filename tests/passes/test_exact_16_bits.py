@@ -48,6 +48,12 @@ FORMS: Mapping[str, Form] = {
     "wide scores, filled": lambda m, q, k, v: weighed(scores(q, k).float().masked_fill(hidden(q), MIN), v),
     "wide scores, hidden": lambda m, q, k, v: weighed(scores(q, k).float() + hidden(q) * MIN, v),
     "filled": lambda m, q, k, v: weighed(scores(q, k).masked_fill(hidden(q), torch.finfo(q.dtype).min), v),
+    "added in its dtype": lambda m, q, k, v: weighed(
+        scores(q, k) + q.new_zeros(hidden(q).shape).masked_fill(hidden(q), torch.finfo(q.dtype).min), v
+    ),
+    "padding added in its dtype": lambda m, q, k, v: weighed(
+        scores(q, k) * 4 + causal(q) + (torch.arange(q.shape[-2]) < 3) * torch.finfo(q.dtype).min, v
+    ),
     "a mask made narrow": lambda m, q, k, v: attend(q, k, v, (hidden(q) * MIN).to(q.dtype)[None, None] + causal(q)),
     "a mask of its dtype": lambda m, q, k, v: attend(
         q, k, v, q.new_zeros(hidden(q).shape).masked_fill(hidden(q), torch.finfo(q.dtype).min)[None, None]
