@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sp.errors import StrategyError
+
 
 @dataclass(frozen=True)
 class Run:
@@ -89,3 +91,10 @@ LAYOUTS = {
     layout.name: layout
     for layout in (Layout("contiguous", _contiguous), Layout("striped", _striped), Layout("zigzag", _zigzag))
 }
+
+
+def find_layout(name: str) -> Layout:
+    """The layout called `name`; StrategyError lists the known ones."""
+    if name not in LAYOUTS:
+        raise StrategyError(f"there is no layout {name!r}", needed=f"one of: {', '.join(sorted(LAYOUTS))}")
+    return LAYOUTS[name]

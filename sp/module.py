@@ -12,7 +12,7 @@ from torch import fx, nn
 from sp.errors import InputError, SpError, ValidationError
 from sp.executable import Executable, build
 from sp.generation import generate
-from sp.layout import LAYOUTS
+from sp.layout import find_layout
 from sp.options import Options
 from sp.request import Lengths, Request
 from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed, exchange_statements
@@ -46,7 +46,7 @@ class ParallelModule(nn.Module):
     @property
     def layout(self) -> BoundLayout:
         """Which rank holds which token: `.shard`, `.unshard`, `.positions`."""
-        return BoundLayout(LAYOUTS[self.options.strategy.layout], self.options.group)
+        return BoundLayout(find_layout(self.options.strategy.layout), self.options.group)
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -177,7 +177,7 @@ class ParallelModule(nn.Module):
             )
 
     def _check_caches(self, request: Request, past: int, world: World) -> None:
-        needed = LAYOUTS[self.options.strategy.layout].local_length(past, world.rank, world.size)
+        needed = find_layout(self.options.strategy.layout).local_length(past, world.rank, world.size)
         pairs = zip(request.tensors, request.call.kept, strict=True)
         found = next((x.shape[2] for x, kept in pairs if kept == "local" and x.shape[2] != needed), None)
         if found is not None:
@@ -188,7 +188,7 @@ class ParallelModule(nn.Module):
             )
 
     def _global_length(self, lengths: list[int]) -> int:
-        layout = LAYOUTS[self.options.strategy.layout]
+        layout = find_layout(self.options.strategy.layout)
         needed = [layout.local_length(sum(lengths), rank, len(lengths)) for rank in range(len(lengths))]
         if lengths != needed:
             raise InputError(

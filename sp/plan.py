@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-from sp.layout import LAYOUTS, WHOLE, Layout, Run
+from sp.layout import WHOLE, Layout, Run, find_layout
 from sp.mask import FULL, Band
 
 
@@ -102,7 +102,7 @@ def make_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys:
     """The plan of `rank` for attention of `length` global positions to themselves, or to `keys` of another sequence.
 
     Both sequences are dealt by the same layout; the mask compares their positions."""
-    rule = LAYOUTS[layout]
+    rule = find_layout(layout)
     keys = length if keys is None else keys
     queries = rule.runs(length, rank, world)
     steps: list[Step] = []
@@ -117,7 +117,7 @@ def make_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys:
 def make_local_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys: int) -> Plan:
     """The plan of `rank` for `length` queries that every rank has: one step, against the rank's own share of `keys`."""
     assert mask == FULL, f"{mask} compares positions of two sequences, the queries have none"
-    rule = LAYOUTS[layout]
+    rule = find_layout(layout)
     tile = trim(Tile(0, length, 0, rule.local_length(keys, rank, world)))
     step = Step(rank, () if tile is None else (tile,))
     return Plan(rule, mask, length, keys, world, rank, (step,), WHOLE)
@@ -132,7 +132,8 @@ def count_steps(plan: Plan) -> int:
 
 @lru_cache(maxsize=4096)
 def _count_steps(layout: str, mask: Band, length: int, keys: int, world: int) -> int:
-    queries, held = ([LAYOUTS[layout].runs(total, rank, world) for rank in range(world)] for total in (length, keys))
+    rule = find_layout(layout)
+    queries, held = ([rule.runs(total, rank, world) for rank in range(world)] for total in (length, keys))
     for hop in reversed(range(world)):
         # From the last rank on: under a causal mask it sees the most, and answers at once.
         if any(_tiles(queries[rank], held[(rank - hop) % world], mask) for rank in reversed(range(world))):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sp.layout import LAYOUTS
+from sp.layout import find_layout
 from sp.program import Port, Program
 from sp.show.facts import Attention, attentions, insertion_kinds, insertions
 from sp.show.graph import print_program
@@ -90,7 +90,7 @@ class Report:
         return [port for port in self.program.inputs if not port.is_added]
 
     def _local_lengths(self, length: int) -> list[int]:
-        layout = LAYOUTS[self.program.strategy.layout]
+        layout = find_layout(self.program.strategy.layout)
         return [layout.local_length(length, rank, self.world) for rank in range(self.world)]
 
     def _sequence_rows(self, number: int) -> list[tuple[str, str]]:

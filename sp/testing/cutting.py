@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from sp.layout import LAYOUTS
+from sp.layout import find_layout
 from sp.passes.fxtools import shape, tensor
 from sp.program import Placement, Sharded
 
@@ -38,7 +38,7 @@ class Spread:
     def offsets(self, placement: Sharded, rank: int) -> list[int]:
         """Where in the span of `placement` the positions of `rank` lie, ascending."""
         start, length, total = (self.number(size) for size in (placement.start, placement.length, placement.total))
-        positions = LAYOUTS[self.layout].positions(total, rank, self.world)
+        positions = find_layout(self.layout).positions(total, rank, self.world)
         return [position - start for position in positions if start <= position < start + length]
 
     def inner(self, whole: Tensor, placement: Sharded) -> int:

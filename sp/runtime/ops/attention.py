@@ -55,7 +55,7 @@ class Call:
     scale: of the products of queries and keys.
     length, keys: of the global sequences of queries and of keys; under the transport "merge" the queries are of none,
     and the same on every rank.
-    layout, transport, kernel: keys of LAYOUTS, TRANSPORTS, KERNELS.  group: name of the process group, "" for none.
+    layout: for `find_layout`.  transport, kernel: of TRANSPORTS, KERNELS.  group: name of the process group, or "".
     """
 
     mask: str

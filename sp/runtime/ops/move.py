@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sp.layout import LAYOUTS, Run
+from sp.layout import Run, find_layout
 from sp.runtime.comm import Exchange, World, post_exchange
 from sp.runtime.ops.order import keep_order
 from sp.runtime.ops.spans import Place, Span
@@ -119,7 +119,7 @@ def _held(layout: str, world: int, span: _Bounds, rank: int) -> Iterator[tuple[i
     """The positions of a span that `rank` holds, as runs, each with the row at which it begins."""
     start, length, total = span
     row = 0
-    for run in LAYOUTS[layout].runs(total, rank, world):
+    for run in find_layout(layout).runs(total, rank, world):
         skipped, count = run.count_below(start), run.count_below(start + length)
         if count > skipped:
             yield row, Run(run.start + skipped * run.stride, run.stride, count - skipped)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from sp.layout import LAYOUTS, Run
+from sp.layout import Run, find_layout
 from sp.runtime.comm import World, find_world
 
 
@@ -33,7 +33,7 @@ class Span:
         # `Layout.local_range` recognises the ends of the sequence, and asks nothing about them.
         start = 0 if statically_known_true(start == 0) else start
         stop = self.total if statically_known_true(stop == self.total) else stop
-        return LAYOUTS[self.layout].local_range(self.total, rank, self.world.size, start, stop)
+        return find_layout(self.layout).local_range(self.total, rank, self.world.size, start, stop)
 
     def local_length(self, rank: int) -> int:
         """How many positions of this span `rank` holds; may be none."""
@@ -44,7 +44,7 @@ class Span:
         """Where the positions of `rank` lie: pairs of (rows of its part of this span, rows of the whole span)."""
         assert 0 <= self.start <= self.start + self.length <= self.total, f"{self} does not lie in its sequence"
         begin = 0
-        for run in LAYOUTS[self.layout].runs(self.total, rank, self.world.size):
+        for run in find_layout(self.layout).runs(self.total, rank, self.world.size):
             part = _clip(run, self.start, self.start + self.length)
             if part.length:
                 yield slice(begin, begin + part.length), _rows(part, self.start)
@@ -79,7 +79,6 @@ class Place:
 
     @property
     def span(self) -> Span:
-        assert self.layout in LAYOUTS, f"no layout {self.layout!r}"
         return Span(self.start, self.length, self.total, self.layout, find_world(self.group))
 
     def shape(self, x: Tensor, n: int) -> list[int]:

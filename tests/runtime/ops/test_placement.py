@@ -235,7 +235,7 @@ def test_contradictions_are_caught() -> None:
         shard(x, 1, 1, 0, 6, 6, "striped", "")
     with pytest.raises(AssertionError, match="no dim 2"):
         shard(x, 2, 1, 0, 7, 7, "striped", "")
-    with pytest.raises(AssertionError, match="no layout 'stripped'"):
+    with pytest.raises(StrategyError, match="there is no layout 'stripped'"):
         shard(x, 1, 1, 0, 7, 7, "stripped", "")
     with pytest.raises(AssertionError, match="does not lie in"):
         shard(x, 1, 1, 1, 7, 7, "striped", "")
