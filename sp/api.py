@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sp.errors import StrategyError
 from sp.executable import build
 from sp.module import ParallelModule
-from sp.options import Options
+from sp.options import BLOCKS, Options
 from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.request import Request
@@ -35,7 +35,7 @@ def parallelize(
     sequence_dim: SequenceDim = 1,
     inputs: Form = "global",
     outputs: OutputForm = "global",
-    compile: bool | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
+    compile: bool | Literal["blocks"] | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
     kernel: str | None = None,
     generator: torch.Generator | None = None,
     validate: bool = False,
@@ -50,7 +50,8 @@ def parallelize(
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
     inputs: "local" when the caller passes this rank's shard (see `pmodel.layout`), always for every input.
     outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name.
-    compile: False runs the graph as it is; a mapping is passed on to torch.compile.
+    compile: False runs the graph as it is; a mapping is passed on to torch.compile; "blocks" compiles each block by
+        itself, and blocks that compute the same once, which takes far less time for deep models.
     kernel: "dense" or "flash"; None chooses by device and dtype, and the report shows which.
     generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
     validate: True tries every capture as `sp.check` does, on each rank by itself, before it first runs: a second
@@ -129,13 +130,17 @@ def _options(
     sequence_dim: SequenceDim,
     inputs: str,
     outputs: OutputForm,
-    compiled: bool | Mapping[str, Any],
+    compiled: bool | str | Mapping[str, Any],
     kernel: str | None,
 ) -> Options:
     forms = [inputs, *([outputs] if isinstance(outputs, str) else outputs.values())]
     wrong = [form for form in forms if form not in ("global", "local")]
     if wrong:
         raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed="'global' or 'local'")
+    if isinstance(compiled, str) and compiled != BLOCKS:
+        raise StrategyError(
+            f"compile cannot be {compiled!r}", needed="True, False, 'blocks' or options of torch.compile"
+        )
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
     return Options(find_strategy(strategy), group, sequence_dim, inputs == "local", outputs, compiled, kernel)

@@ -14,12 +14,14 @@ from torch import Tensor, fx, nn
 
 from sp.caches import closed, sharded_cache
 from sp.errors import InputError
-from sp.options import Options
+from sp.options import BLOCKS, Options
 from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
 from sp.passes.modes import without_autocast
+from sp.passes.partition import block_paths, partition
+from sp.pieces import assemble
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
 from sp.runtime.comm import seat_name
@@ -116,8 +118,8 @@ def build(model: nn.Module, request: Request, lengths: Lengths, options: Options
         program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
         _check_lengths(program, lengths, type(model).__name__)
         bound = bind(program, seat_name(options.group))
-        run = _compiled(bound, options.compile) if options.compile else bound
-    return Executable(request.key, captured, program, outputs, bound, run, lengths, slots=_slots(bound, model))
+        run, slots = _runnable(bound, model, options)
+    return Executable(request.key, captured, program, outputs, bound, run, lengths, slots=slots)
 
 
 def _check_lengths(program: Program, lengths: Lengths, name: str) -> None:
@@ -147,11 +149,19 @@ def _as_parameters(model: nn.Module) -> Generator[None]:
             held[name] = value
 
 
-def _compiled(bound: fx.GraphModule, settings: bool | Mapping[str, Any]) -> Callable[..., Any]:
+def _runnable(bound: fx.GraphModule, model: nn.Module, options: Options) -> tuple[Callable[..., Any], list[Slot]]:
+    """What to call, and the parameters that it holds by itself."""
+    if options.compile == BLOCKS:
+        parts = partition(bound, block_paths(bound.graph))
+        return assemble(parts, bound, model, lambda code: _compiled(code, True)), []
+    return _compiled(bound, options.compile) if options.compile else bound, _slots(bound, model)
+
+
+def _compiled(module: fx.GraphModule, settings: bool | str | Mapping[str, Any]) -> Callable[..., Any]:
     """One graph for all lengths; a caller's own settings come last."""
     given: dict[str, Any] = {"dynamic": True, "fullgraph": True}
-    given.update({} if isinstance(settings, bool) else settings)
-    return torch.compile(bound, **given)
+    given.update(settings if isinstance(settings, Mapping) else {})
+    return torch.compile(module, **given)
 
 
 def _slots(bound: fx.GraphModule, model: nn.Module) -> list[Slot]:

@@ -12,11 +12,13 @@ from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.strategy import Strategy
 
+BLOCKS = "blocks"  # compile block by block
+
 
 @dataclass(frozen=True)
 class Options:
     """group: name of the process group whose ranks share the sequence; "" is a world of one.
-    compile: whether torch.compile runs the rewritten graph, or its options.
+    compile: whether torch.compile runs the rewritten graph, or its options; BLOCKS for each block by itself.
     generator: what the seeds of dropout are drawn from; None is torch's own.
     validate: whether every capture is tried beside the plain model before it runs."""
 
@@ -25,7 +27,7 @@ class Options:
     sequence_dim: SequenceDim = 1
     local_inputs: bool = False
     outputs: OutputForm = "global"
-    compile: bool | Mapping[str, Any] = True
+    compile: bool | str | Mapping[str, Any] = True
     kernel: str | None = None
     generator: torch.Generator | None = None
     validate: bool = False

@@ -7,6 +7,7 @@ import pytest
 import torch
 from functorch.compile import aot_function, min_cut_rematerialization_partition
 from torch import fx, nn
+from torch._dynamo.utils import counters
 
 import sp
 from sp.models import Llama, LlamaConfig
@@ -45,6 +46,41 @@ def test_one_graph_for_every_length_and_batch():
         assert relative_error(output.logits, model(ids, labels=ids).logits) < 1e-12
     assert len(recorder.graphs) == 1  # fullgraph=True: a break would have raised
     assert str(recorder.graphs[0].graph).count("torch.ops.sp.attention.default") == 2
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_blocks_that_compute_the_same_are_compiled_once(layers: int):
+    """Three graphs for any depth, length and batch: what comes before the blocks, a block, what comes after."""
+    torch.compiler.reset()
+    counters.clear()
+    model = llama(layers)
+    parallel = sp.parallelize(model, compile="blocks")
+    for length, rows in ((16, 2), (21, 2), (9, 3), (64, 5)):
+        ids = batch(length, rows)
+        found, expected = (run(ids, labels=ids) for run in (parallel, model))
+        grads = [torch.autograd.grad(output.loss, list(model.parameters())) for output in (found, expected)]
+        assert relative_error(found.logits, expected.logits) < 1e-12
+        assert all(relative_error(a, b) < 1e-12 for a, b in zip(*grads, strict=True))
+    assert counters["stats"]["unique_graphs"] == 3
+
+
+def in_blocks(strategy: str) -> list[torch.Tensor]:
+    model, ids = llama(3), batch(13)
+    loss = sp.parallelize(model, strategy, compile="blocks")(ids, labels=ids).loss
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def test_blocks_on_two_ranks():
+    model, ids = llama(3), batch(13)
+    loss = model(ids, labels=ids).loss
+    expected = loss, *torch.autograd.grad(loss, list(model.parameters()))
+    for found in run_processes(2, in_blocks, "striped", timeout_s=300):
+        assert all(relative_error(a, b) < 1e-12 for a, b in zip(found, expected, strict=True))
+
+
+def test_unknown_ways_to_compile_are_refused():
+    with pytest.raises(sp.StrategyError, match="compile cannot be 'block'\n  needed: True, False, 'blocks'"):
+        sp.parallelize(llama(), compile="block")  # type: ignore[arg-type]
 
 
 def test_compile_false_compiles_nothing():
