@@ -25,7 +25,7 @@ from sp.validation import CheckReport, check_call
 Form = Literal["global", "local"]
 
 
-def parallelize(
+def parallelize(  # noqa: PLR0913 - one place for all that can be chosen
     model: nn.Module,
     strategy: str = "striped",
     *,
@@ -35,6 +35,7 @@ def parallelize(
     sequence_dim: SequenceDim = 1,
     inputs: Form = "global",
     outputs: OutputForm = "global",
+    sync_gradients: bool = True,
     compile: bool | Literal["blocks"] | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
     kernel: str | None = None,
     generator: torch.Generator | None = None,
@@ -50,6 +51,8 @@ def parallelize(
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
     inputs: "local" when the caller passes this rank's shard (see `pmodel.layout`), always for every input.
     outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name.
+    sync_gradients: False leaves to each rank its own part of every parameter's gradient, for others to sum over the
+        ranks: FSDP or DDP over a mesh that has the ranks of the sequence in it, or `sp.sum_gradients`.
     compile: False runs the graph as it is; a mapping is passed on to torch.compile; "blocks" compiles each block by
         itself, and blocks that compute the same once, which takes far less time for deep models.
     kernel: "dense" or "flash"; None chooses by device and dtype, and the report shows which.
@@ -60,7 +63,7 @@ def parallelize(
     Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     options = _options(strategy, _group_name(mesh), sequence_dim, inputs, outputs, compile, kernel)
-    options = replace(options, generator=generator, validate=validate)
+    options = replace(options, sync_gradients=sync_gradients, generator=generator, validate=validate)
     _check_plain(model)
     parallel = ParallelModule(model, options)
     if example_args is not None or example_kwargs is not None:

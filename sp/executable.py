@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from sp.caches import closed, sharded_cache
 from sp.errors import InputError
+from sp.fsdp import Hooks, sharded_modules, stand_ins
 from sp.options import BLOCKS, Options
 from sp.passes import pipeline
 from sp.passes.bind import bind
@@ -67,7 +68,7 @@ class Executable:
         carried = {LENGTH_CARRIER: torch.empty(lengths[0], 0), NOISE_SEED: seed}
         added = [carried[port.name] for port in self.program.inputs if port.is_added]
         with without_autocast():  # the graph has the caller's casts already
-            return self._closed(self.outputs.rebuild(self.run(*request.tensors, *added)))
+            return self._closed(self.outputs.rebuild(Hooks(model).around(self.run, *request.tensors, *added)))
 
     def _closed(self, output: Any) -> Any:
         """Caches as transformers' own: those that are not gathered know how long the whole is."""
@@ -104,7 +105,8 @@ class Slot:
 
 def build(model: nn.Module, request: Request, lengths: Lengths, options: Options) -> Executable:
     """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it."""
-    with TURN, _as_parameters(model):
+    sharded = sharded_modules(model)
+    with TURN, _as_parameters(model), stand_ins(model):
         captured, outputs = capture(
             model,
             request.call,
@@ -115,10 +117,11 @@ def build(model: nn.Module, request: Request, lengths: Lengths, options: Options
             local_inputs=options.local_inputs,
             past=request.past,
         )
-        program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
+        passes = pipeline(outputs=options.outputs, kernel=options.kernel, sync_gradients=options.sync_gradients)
+        program = run_passes(captured, passes)
         _check_lengths(program, lengths, type(model).__name__)
         bound = bind(program, seat_name(options.group))
-        run, slots = _runnable(bound, model, options)
+        run, slots = _runnable(bound, model, options, sharded)
     return Executable(request.key, captured, program, outputs, bound, run, lengths, slots=slots)
 
 
@@ -149,12 +152,16 @@ def _as_parameters(model: nn.Module) -> Generator[None]:
             held[name] = value
 
 
-def _runnable(bound: fx.GraphModule, model: nn.Module, options: Options) -> tuple[Callable[..., Any], list[Slot]]:
+def _runnable(
+    bound: fx.GraphModule, model: nn.Module, options: Options, sharded: Sequence[str]
+) -> tuple[Callable[..., Any], list[Slot]]:
     """What to call, and the parameters that it holds by itself."""
-    if options.compile == BLOCKS:
-        parts = partition(bound, block_paths(bound.graph))
-        return assemble(parts, bound, model, lambda code: _compiled(code, True)), []
-    return _compiled(bound, options.compile) if options.compile else bound, _slots(bound, model)
+    blocks = [path for path in sharded if path]
+    if not blocks and options.compile != BLOCKS:
+        return _compiled(bound, options.compile) if options.compile else bound, _slots(bound, model)
+    parts = partition(bound, blocks or block_paths(bound.graph))
+    compiled = (lambda code: _compiled(code, options.compile)) if options.compile else (lambda code: code)
+    return assemble(parts, bound, model, compiled), []
 
 
 def _compiled(module: fx.GraphModule, settings: bool | str | Mapping[str, Any]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ class Options:
     """group: name of the process group whose ranks share the sequence; "" is a world of one.
     compile: whether torch.compile runs the rewritten graph, or its options; BLOCKS for each block by itself.
     generator: what the seeds of dropout are drawn from; None is torch's own.
+    sync_gradients: whether gradients of parameters are summed over the ranks in backward.
     validate: whether every capture is tried beside the plain model before it runs."""
 
     strategy: Strategy
@@ -30,4 +31,5 @@ class Options:
     compile: bool | str | Mapping[str, Any] = True
     kernel: str | None = None
     generator: torch.Generator | None = None
+    sync_gradients: bool = True
     validate: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from sp.fsdp import Hooks
 from sp.passes.partition import Partition, Piece
 
 
@@ -33,17 +34,23 @@ class Read:
 
 
 class RunningPiece(nn.Module):
-    """Calls the code of a piece on what the model holds at that moment."""
+    """Calls the code of a piece on what the model holds at that moment, inside of the hooks of the piece's block."""
 
     run: Callable[..., Any]
     reads: Sequence[Read]
     model: nn.Module
+    path: str
 
-    def __init__(self, run: Callable[..., Any], reads: Sequence[Read], model: nn.Module) -> None:
+    def __init__(self, run: Callable[..., Any], reads: Sequence[Read], model: nn.Module, path: str) -> None:
         super().__init__()
-        self.__dict__.update(run=run, reads=reads, model=model)  # not registered: they are not its own
+        self.__dict__.update(run=run, reads=reads, model=model, path=path)  # not registered: they are not its own
 
     def forward(self, *values: Any) -> Any:
+        if not self.path:
+            return self._run(*values)
+        return Hooks(self.model.get_submodule(self.path)).around(self._run, *values)
+
+    def _run(self, *values: Any) -> Any:
         return self.run(*(read.now(self.model) for read in self.reads), *values)
 
 
@@ -56,7 +63,7 @@ def assemble(
 
     def running(piece: Piece) -> RunningPiece:
         reads = [Read.of(target, bound, model) for target in piece.reads]
-        return RunningPiece(runs[id(piece.code)], reads, model)
+        return RunningPiece(runs[id(piece.code)], reads, model, piece.path.removeprefix("model."))
 
     modules = {f"piece_{number}": running(piece) for number, piece in enumerate(parts.pieces)}
     return fx.GraphModule(modules, parts.graph)

@@ -8,6 +8,7 @@ from sp.passes.canonical import Canonical
 from sp.passes.decompose import Decompose
 from sp.passes.flex import Flex
 from sp.passes.functionalize import Functionalize
+from sp.passes.local_gradients import LocalGradients
 from sp.passes.localize import Localize, OutputForm
 from sp.passes.manager import Pass
 from sp.passes.no_grad import Detach
@@ -33,7 +34,9 @@ def preparation() -> tuple[Pass, ...]:
     )
 
 
-def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tuple[Pass, ...]:
+def pipeline(
+    *, outputs: OutputForm = "global", kernel: str | None = None, sync_gradients: bool = True
+) -> tuple[Pass, ...]:
     """The passes in their order, each with the reason for its place."""
     return (
         *preparation(),
@@ -44,5 +47,6 @@ def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tu
         Reduce(),  # before place: averages become sums, the only thing that place lets cross the ranks
         Place(),  # judges the final global ops; refuses what no rule can prove
         Localize(outputs),  # needs every placement; from here on shapes are local
-        Verify(),  # last: reads the result like a stranger and trusts no pass before it
+        Verify(),  # last of these: reads the result like a stranger and trusts no pass before it
+        *(() if sync_gradients else (LocalGradients(),)),  # behind verify, which wants every gradient summed
     )

@@ -1,0 +1,113 @@
+"""FSDP2 (`torch.distributed.fsdp.fully_shard`) under a parallelized model.
+
+`fully_shard(block)` puts hooks on a block: in front of its forward the parameters are gathered, behind it they are
+sharded again.  The rewritten graph never calls the block, so its piece (`sp.passes.partition`) runs the hooks around
+itself.  Capture needs parameters of full size and no hook: it sees stand-ins, whose contents nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sp.errors import StrategyError
+
+
+def sharded_modules(model: nn.Module) -> list[str]:
+    """The dotted names of the modules that `fully_shard` was called on; "" is the model itself."""
+    return [path for path, module in model.named_modules() if any(map(_is_ours, module._forward_pre_hooks.values()))]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Those of `fully_shard` on one module, if there are any."""
+
+    module: nn.Module
+
+    def around(self, run: Callable[..., Any], *values: Any) -> Any:
+        """`run(*values)`, with the module's parameters in place."""
+        module, keywords = self.module, dict[str, Any]()
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if _is_ours(hook):
+                values, keywords = hook(module, values, keywords)
+                assert key in module._forward_pre_hooks_with_kwargs, "fully_shard's hooks take keywords"
+        result = run(*values)
+        for hook in list(module._forward_hooks.values()):
+            if _is_ours(hook):
+                result = hook(module, values, result)
+        return result
+
+
+def _is_ours(hook: object) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp")
+
+
+@contextmanager
+def stand_ins(model: nn.Module) -> Generator[None]:
+    """While a model is captured: its sharded parameters are whole (uninitialised), and FSDP's hooks are gone.
+
+    StrategyError for parameters that something else has sharded, such as tensor parallelism."""
+    if not (paths := sharded_modules(model)):
+        _refuse_others(model)
+        yield
+        return
+    taken = [_take_hooks(model.get_submodule(path)) for path in paths]
+    made: dict[int, nn.Parameter] = {}
+    changed: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and _is_sharded(parameter):
+                module._parameters[name] = made.setdefault(id(parameter), _whole(parameter))
+                changed.append((module._parameters, name, parameter))
+    try:
+        yield
+    finally:
+        for held, name, parameter in changed:
+            held[name] = parameter
+        for parameter in made.values():  # programs keep them, for their names
+            parameter.data = parameter.data.new_empty(0)
+        for put_back in taken:
+            put_back()
+
+
+def _take_hooks(module: nn.Module) -> Callable[[], None]:
+    """Remove FSDP's hooks; the result puts them back where they were."""
+    kept = [(hooks, hooks.copy()) for hooks in (module._forward_pre_hooks, module._forward_hooks)]
+    for hooks, before in kept:
+        for key, hook in before.items():
+            if _is_ours(hook):
+                del hooks[key]
+
+    def put_back() -> None:
+        for hooks, before in kept:
+            hooks.clear()
+            hooks.update(before)
+
+    return put_back
+
+
+def _whole(parameter: nn.Parameter) -> nn.Parameter:
+    """As large as the parameter is where it is not sharded."""
+    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+    return nn.Parameter(empty, requires_grad=parameter.requires_grad)
+
+
+def _is_sharded(value: Tensor) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
+
+
+def _refuse_others(model: nn.Module) -> None:
+    name = next((name for name, parameter in model.named_parameters() if _is_sharded(parameter)), None)
+    if name is not None:
+        raise StrategyError(
+            f"the parameter {name!r} is a DTensor, and no fully_shard put it there",
+            needed="plain parameters, or those of torch.distributed.fsdp.fully_shard",
+            remedy="parallelize the model before tensor parallelism, or leave that out",
+        )
