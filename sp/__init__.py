@@ -17,6 +17,7 @@ from sp.errors import (
 from sp.module import ParallelModule
 from sp.register import register_rule
 from sp.strategy import STRATEGIES
+from sp.wiring import fully_shard
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "ValidationError",
     "check",
     "estimate",
+    "fully_shard",
     "inspect",
     "parallelize",
     "register_rule",

@@ -35,7 +35,7 @@ TURN = threading.RLock()
 @dataclass
 class Executable:
     """captured, program: before and after the passes.  run: the bound graph, compiled if so asked.
-    calls: how often it ran.  agreed: whether all ranks were seen to hold the same program."""
+    sync_gradients: whether its backward sums them.  calls: how often it ran.  agreed: whether all ranks were seen to hold the same program."""
 
     key: str
     captured: Program
@@ -44,6 +44,7 @@ class Executable:
     bound: fx.GraphModule
     run: Callable[..., Any]
     lengths: Lengths
+    sync_gradients: bool = True
     calls: int = 0
     agreed: bool = False
     slots: list[Slot] = field(default_factory=list["Slot"])
@@ -122,7 +123,8 @@ def build(model: nn.Module, request: Request, lengths: Lengths, options: Options
         _check_lengths(program, lengths, type(model).__name__)
         bound = bind(program, seat_name(options.group))
         run, slots = _runnable(bound, model, options, sharded)
-    return Executable(request.key, captured, program, outputs, bound, run, lengths, slots=slots)
+    sync = options.sync_gradients
+    return Executable(request.key, captured, program, outputs, bound, run, lengths, sync, slots=slots)
 
 
 def _check_lengths(program: Program, lengths: Lengths, name: str) -> None:
@@ -156,10 +158,9 @@ def _runnable(
     bound: fx.GraphModule, model: nn.Module, options: Options, sharded: Sequence[str]
 ) -> tuple[Callable[..., Any], list[Slot]]:
     """What to call, and the parameters that it holds by itself."""
-    blocks = [path for path in sharded if path]
-    if not blocks and options.compile != BLOCKS:
+    if not sharded and options.compile != BLOCKS:
         return _compiled(bound, options.compile) if options.compile else bound, _slots(bound, model)
-    parts = partition(bound, blocks or block_paths(bound.graph))
+    parts = partition(bound, [path for path in sharded if path] if sharded else block_paths(bound.graph))
     compiled = (lambda code: _compiled(code, options.compile)) if options.compile else (lambda code: code)
     return assemble(parts, bound, model, compiled), []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -12,6 +14,7 @@ from torch import fx, nn
 from sp.errors import InputError, SpError, ValidationError
 from sp.executable import Executable, build
 from sp.generation import generate
+from sp.gradients import summed_at_the_end
 from sp.layout import find_layout
 from sp.options import Options
 from sp.request import Lengths, Request
@@ -78,6 +81,27 @@ class ParallelModule(nn.Module):
         Keys and values stay on their ranks: a step sends a few numbers for each head.  RankMismatchError where tokens
         are sampled and the ranks' random states differ."""
         return generate(self, self.model, find_world(self.options.group), args, kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """For several backwards before one step of the optimizer: gradients are summed over the ranks once, at the end.
+
+            with pmodel.no_sync():
+                for batch in batches:
+                    pmodel(**batch).loss.backward()
+            optimizer.step()
+
+        Unlike DDP's, it takes in the last backward too.  Where others sum (`sync_gradients=False`) nothing changes."""
+        before = self.options
+        if not before.sync_gradients:
+            yield
+            return
+        self.__dict__["options"] = replace(before, sync_gradients=False)
+        try:
+            with summed_at_the_end(self.parameters(), find_world(before.group)):
+                yield
+        finally:
+            self.__dict__["options"] = before
 
     def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Capture now, for calls like this one, without any communication.  Tensors are taken to be global."""
@@ -200,7 +224,7 @@ class ParallelModule(nn.Module):
 
     def _executable(self, request: Request, lengths: Lengths) -> Executable:
         for known in self.executables:
-            if known.fits(request, lengths):
+            if known.fits(request, lengths) and known.sync_gradients == self.options.sync_gradients:
                 return known
         made = build(self.model, request, lengths, self.options)
         if self.options.validate and request.past is None:

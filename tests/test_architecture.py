@@ -40,13 +40,15 @@ ARROWS = {
     "options": (f"{FACTS} passes", "torch"),
     "request": (f"{FACTS} caches passes", "torch"),
     "fsdp": ("errors", "torch"),
+    "gradients": ("runtime.comm", "torch"),
     "pieces": ("fsdp passes.partition", "torch"),
     "executable": (f"{FACTS} caches fsdp program passes pieces options request runtime.comm", "torch sympy"),
     "validation": (f"{FACTS} program show.words runtime.comm passes testing options request executable", "torch"),
-    "module": (f"{FACTS} generation program show runtime passes options request executable validation", "torch"),
+    "module": (f"{FACTS} generation gradients program show runtime passes options request executable validation", "torch"),
     "register": (f"{FACTS} passes executable testing", "torch"),
     "api": (f"{FACTS} show passes options request executable validation module", "torch"),
-    "": (f"{FACTS} program show runtime passes testing validation register module api models costs", ""),
+    "wiring": ("api errors module", "torch"),
+    "": (f"{FACTS} program show runtime passes testing validation register module wiring api models costs", ""),
 }
 MAX_FILE_LINES = {"sp/models/": 300, "sp/": 250}  # the first prefix that fits
 MAX_FUNCTION_LINES = 50

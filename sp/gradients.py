@@ -1,0 +1,55 @@
+"""Sums of gradients over the ranks, when backward does not make them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sp.runtime.comm import World, all_reduce
+
+MESSAGE_BYTES = 25 << 20  # as in DDP: what is packed together
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
+    """Put into `.grad` of each parameter the sum of all ranks' `.grad`; 16 bits are summed in 32.
+
+    All ranks call it with the same parameters.  A parameter without a gradient has none on any rank."""
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    for message in _messages(grads):
+        wide = torch.promote_types(message[0].dtype, torch.float32)
+        packed = torch.cat([grad.reshape(-1).to(wide) for grad in message])
+        total = all_reduce(world, packed, dist.ReduceOp.SUM)
+        for grad, part in zip(message, total.split([grad.numel() for grad in message]), strict=True):
+            grad.copy_(part.view(grad.shape))
+
+
+def _messages(grads: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Gradients of one dtype and device, of about MESSAGE_BYTES."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for grad in grads:
+        kinds.setdefault((grad.dtype, grad.device), []).append(grad)
+    for kind in kinds.values():
+        message: list[Tensor] = []
+        for grad in kind:
+            if message and sum(each.nbytes for each in message) + grad.nbytes > MESSAGE_BYTES:
+                yield message
+                message = []
+            message.append(grad)
+        yield message
+
+
+@contextmanager
+def summed_at_the_end(parameters: Iterable[nn.Parameter], world: World) -> Generator[None]:
+    """Inside, gradients are this rank's parts; what there was before is added to their sums."""
+    held = [(parameter, parameter.grad) for parameter in parameters]
+    for parameter, _ in held:
+        parameter.grad = None
+    yield
+    sum_gradients((parameter for parameter, _ in held), world)
+    for parameter, before in held:
+        if before is not None:
+            parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)

@@ -1,0 +1,64 @@
+"""`fully_shard`: one call for a mesh, FSDP2 and a parallelized model.
+
+Who sums which gradient, and by what factor: every rank finds its part of each parameter's gradient, of its tokens and
+of its share of the batch (`sync_gradients=False`).  FSDP's reduce-scatter adds the parts of all ranks of the mesh, and
+divides by the number of replicas of the model's batch alone (`dp`), since losses are means over a replica's tokens;
+never by the ranks that share a sequence.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from sp.api import parallelize
+from sp.errors import StrategyError
+from sp.module import ParallelModule
+
+
+def fully_shard(
+    model: nn.Module, mesh: DeviceMesh, strategy: str = "striped", *, axis: str = "sp", **options: Any
+) -> ParallelModule:
+    """`model` with its parameters sharded over all of `mesh`, its sequence spread over the axis `axis` of it.
+
+        mesh = init_device_mesh("cuda", (4, 8), mesh_dim_names=("dp", "sp"))
+        model = sp.fully_shard(model, mesh)
+        optimizer = torch.optim.AdamW(model.parameters())       # after: the parameters are DTensors now
+
+    Blocks are the elements of the model's outermost lists; each is gathered when it runs.  Ranks along `axis` get the
+    same batch, ranks along the other axes batches of their own; the gradient is that of the mean of their losses, as
+    with DDP.  For other ways to shard, call torch's `fully_shard` yourself and parallelize with `sync_gradients=False`.
+
+    options: of `sp.parallelize`.  Raises StrategyError for a mesh without such an axis."""
+    from torch.distributed.fsdp import FSDPModule  # importing sp does not take the time to import FSDP
+    from torch.distributed.fsdp import fully_shard as shard_module
+
+    names = mesh.mesh_dim_names or ()
+    if axis not in names:
+        raise StrategyError(
+            f"the mesh has the axes {list(names)}",
+            needed=f"one called {axis!r}, along which the sequence is spread",
+            remedy='init_device_mesh("cuda", (dp, sp), mesh_dim_names=("dp", "sp"))',
+        )
+    flat = mesh if mesh.ndim == 1 else mesh._flatten("_".join(names))
+    for block in blocks_of(model):
+        shard_module(block, mesh=flat)
+    shard_module(model, mesh=flat)
+    replicas = prod(mesh.size(number) for number, name in enumerate(names) if name != axis)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(float(replicas))
+            # gloo knows no sum that multiplies first
+            module.set_force_sum_reduction_for_comms(dist.get_backend(flat.get_group()) == "gloo")
+    return parallelize(model, strategy, mesh=mesh[axis], sync_gradients=False, **options)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The elements of the outermost lists of modules."""
+    if isinstance(model, nn.ModuleList):
+        return list(model)
+    return [block for child in model.children() for block in blocks_of(child)]

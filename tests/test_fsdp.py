@@ -1,0 +1,169 @@
+"""FSDP2 under a parallelized model, in real processes: loss and every gradient of single device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+import sp
+from sp.models import Llama, LlamaConfig
+from sp.testing import run_processes
+from sp.testing.compare import relative_error
+
+
+class Pooled(nn.Module):
+    """Parameters that meet tokens (e, q), what is the same on every rank (head), both (gain), and none (free)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.positions = nn.Embedding(61, 16), nn.Parameter(torch.randn(64, 16))
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.head, self.gain, self.free = nn.Linear(16, 5), nn.Parameter(torch.randn(16)), nn.Parameter(torch.randn(3))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.e(ids) + self.positions[: ids.shape[1]]
+        for block in self.blocks:
+            q = block(x).unflatten(-1, (2, 8)).transpose(1, 2)
+            x = x + F.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).flatten(2) * self.gain.sin()
+        return F.cross_entropy(self.head(x.mean(1) * self.gain), labels[:, 0] % 5) + self.free.square().sum()
+
+
+def llama() -> nn.Module:
+    return Llama(LlamaConfig(vocab_size=61, layers=3, heads=4, kv_heads=2, width=32))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "pooled": Pooled}
+
+
+def make(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]().double()
+
+
+def batch(rows: int, length: int = 17) -> Tensor:
+    return torch.randint(0, 61, (rows, length), generator=torch.Generator().manual_seed(3))
+
+
+def loss_of(output: object) -> Tensor:
+    return output if isinstance(output, Tensor) else output.loss  # type: ignore[attr-defined]
+
+
+def sum_only(model: nn.Module, replicas: int) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(float(replicas))
+
+
+@dataclass(frozen=True)
+class Case:
+    """How the parameters of a model are sharded over ranks (dp, sp)."""
+
+    shard: str
+    model: str = "llama"
+    dp: int = 2
+    sp: int = 2
+    compiled: bool = False
+
+
+def wire(case: Case, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    compiled = case.compiled
+    match case.shard:
+        case "one call":
+            return sp.fully_shard(model, mesh, compile=compiled)
+        case "over dp":  # sp sums by itself, FSDP takes the mean over dp
+            for block in model.blocks:  # type: ignore[union-attr]
+                fully_shard(block, mesh=mesh["dp"])
+            fully_shard(model, mesh=mesh["dp"])
+            sum_only(model, case.dp)
+            return sp.parallelize(model, mesh=mesh["sp"], compile=compiled)
+        case "hybrid":  # copies along dp, shards along sp
+            for module in (*model.blocks, model):  # type: ignore[misc]
+                fully_shard(module, mesh=mesh)
+            sum_only(model, case.dp)
+        case "every part":
+            parts = [part for part in model.children() if not isinstance(part, nn.ModuleList)]
+            for module in (*model.blocks, *(part for part in parts if list(part.parameters())), model):  # type: ignore[misc]
+                fully_shard(module, mesh=mesh._flatten("flat"))
+            sum_only(model, case.dp)
+        case "root alone":
+            fully_shard(model, mesh=mesh._flatten("flat"))
+            sum_only(model, case.dp)
+        case "after":
+            parallel = sp.parallelize(model, mesh=mesh["sp"], compile=compiled, sync_gradients=False)
+            for module in (*parallel.blocks, parallel):
+                fully_shard(module, mesh=mesh._flatten("flat"))
+            sum_only(parallel, case.dp)
+            return parallel
+    return sp.parallelize(model, mesh=mesh["sp"], compile=compiled, sync_gradients=False)
+
+
+def train(case: Case) -> tuple[list[float], list[Tensor], list[Tensor]]:
+    """Losses of two steps, the first step's gradients and the parameters after both."""
+    mesh = init_device_mesh("cpu", (case.dp, case.sp), mesh_dim_names=("dp", "sp"))
+    model = make(case.model)
+    parallel = wire(case, model, mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mine = batch(2 * case.dp).chunk(case.dp)[mesh["dp"].get_local_rank()]
+    losses, first = [], list[Tensor]()
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = loss_of(parallel(mine, labels=mine))
+        loss.backward()
+        losses.append(loss.item())
+        first = first or [parameter.grad.full_tensor().clone() for parameter in model.parameters()]
+        optimizer.step()
+    return losses, first, [parameter.full_tensor() for parameter in model.parameters()]
+
+
+def single(case: Case) -> tuple[list[list[float]], list[Tensor], list[Tensor]]:
+    model, losses, first = make(case.model), list[list[float]](), list[Tensor]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        found = [loss_of(model(rows, labels=rows)) for rows in batch(2 * case.dp).chunk(case.dp)]
+        (sum(found) / case.dp).backward()
+        losses.append([each.item() for each in found])
+        first = first or [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        optimizer.step()
+    return losses, first, [parameter.detach() for parameter in model.parameters()]
+
+
+CASES = [
+    *(Case(shard, model) for shard in ("one call", "over dp", "hybrid", "root alone", "after") for model in MODELS),
+    Case("every part"),
+    Case("one call", compiled=True),
+    Case("one call", dp=1, sp=3),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_loss_gradients_and_steps_are_those_of_one_device(case: Case) -> None:
+    losses, grads, parameters = single(case)
+    for rank, (found, found_grads, found_parameters) in enumerate(
+        run_processes(case.dp * case.sp, train, case, timeout_s=300)
+    ):
+        expected = [step[rank // case.sp] for step in losses]
+        assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-12)
+        assert all(relative_error(a, b) < 1e-12 for a, b in zip(found_grads, grads, strict=True))
+        assert all(relative_error(a, b) < 1e-12 for a, b in zip(found_parameters, parameters, strict=True))
+
+
+def test_a_mesh_without_the_axis_is_refused() -> None:
+    def work() -> str:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        with pytest.raises(sp.StrategyError) as caught:
+            sp.fully_shard(llama(), mesh)
+        return str(caught.value)
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert "the mesh has the axes ['dp']\n  needed: one called 'sp'" in work()
+    finally:
+        dist.destroy_process_group()
