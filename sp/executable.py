@@ -35,7 +35,8 @@ TURN = threading.RLock()
 @dataclass
 class Executable:
     """captured, program: before and after the passes.  run: the bound graph, compiled if so asked.
-    sync_gradients: whether its backward sums them.  calls: how often it ran.  agreed: whether all ranks were seen to hold the same program."""
+    sync_gradients: whether backward sums them over the ranks.  calls: how often it ran.  agreed: whether all ranks were
+    seen to hold the same program."""
 
     key: str
     captured: Program
