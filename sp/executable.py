@@ -21,7 +21,7 @@ from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
 from sp.passes.modes import without_autocast
-from sp.passes.partition import block_paths, partition
+from sp.passes.pieces import block_paths, cut
 from sp.pieces import assemble
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
@@ -161,7 +161,7 @@ def _runnable(
     """What to call, and the parameters that it holds by itself."""
     if not sharded and options.compile != BLOCKS:
         return _compiled(bound, options.compile) if options.compile else bound, _slots(bound, model)
-    parts = partition(bound, [path for path in sharded if path] if sharded else block_paths(bound.graph))
+    parts = cut(bound, [path for path in sharded if path] if sharded else block_paths(bound.graph))
     compiled = (lambda code: _compiled(code, options.compile)) if options.compile else (lambda code: code)
     return assemble(parts, bound, model, compiled), []
 
@@ -177,7 +177,7 @@ def _slots(bound: fx.GraphModule, model: nn.Module) -> list[Slot]:
     """Where the graph's parameters and buffers come from.  Constants made by tracing have no place in the model."""
     slots: list[Slot] = []
     for node in bound.graph.find_nodes(op="get_attr"):
-        path, _, name = str(node.target).rpartition(".")
+        path, _, name = str(node.target).rcut(".")
         own = path.removeprefix("model").removeprefix(".")
         if (path == "model" or path.startswith("model.")) and hasattr(model.get_submodule(own), name):
             slots.append(Slot(bound.get_submodule(path), name, own, name))

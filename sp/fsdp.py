@@ -1,7 +1,7 @@
 """FSDP2 (`torch.distributed.fsdp.fully_shard`) under a parallelized model.
 
 `fully_shard(block)` puts hooks on a block: in front of its forward the parameters are gathered, behind it they are
-sharded again.  The rewritten graph never calls the block, so its piece (`sp.passes.partition`) runs the hooks around
+sharded again.  The rewritten graph never calls the block, so its piece (`sp.passes.pieces`) runs the hooks around
 itself.  Capture needs parameters of full size and no hook: it sees stand-ins, whose contents nobody reads.
 """
 

@@ -44,11 +44,17 @@ def _messages(grads: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def summed_at_the_end(parameters: Iterable[nn.Parameter], world: World) -> Generator[None]:
-    """Inside, gradients are this rank's parts; what there was before is added to their sums."""
+    """Inside, gradients are this rank's parts; what there was before is added to their sums.  An error inside leaves
+    what there was before."""
     held = [(parameter, parameter.grad) for parameter in parameters]
     for parameter, _ in held:
         parameter.grad = None
-    yield
+    try:
+        yield
+    except BaseException:
+        for parameter, before in held:
+            parameter.grad = before
+        raise
     sum_gradients((parameter for parameter, _ in held), world)
     for parameter, before in held:
         if before is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from sp.fsdp import Hooks
-from sp.passes.partition import Partition, Piece
+from sp.passes.pieces import Piece, Pieces
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Read:
     @staticmethod
     def of(target: str, bound: fx.GraphModule, model: nn.Module) -> Read:
         """`target`: as the bound graph calls it.  Constants made by tracing have no place in the model."""
-        path, _, name = target.rpartition(".")
+        path, _, name = target.rcut(".")
         own = path.removeprefix("model").removeprefix(".")
         if (path == "model" or path.startswith("model.")) and hasattr(model.get_submodule(own), name):
             return Read(own, name)
@@ -55,7 +55,7 @@ class RunningPiece(nn.Module):
 
 
 def assemble(
-    parts: Partition, bound: fx.GraphModule, model: nn.Module, compiled: Callable[[fx.GraphModule], Callable[..., Any]]
+    parts: Pieces, bound: fx.GraphModule, model: nn.Module, compiled: Callable[[fx.GraphModule], Callable[..., Any]]
 ) -> fx.GraphModule:
     """A module that runs the pieces in order.  `compiled` is called once for each code."""
     codes = {id(piece.code): piece.code for piece in parts.pieces}

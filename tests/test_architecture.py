@@ -41,7 +41,7 @@ ARROWS = {
     "request": (f"{FACTS} caches passes", "torch"),
     "fsdp": ("errors", "torch"),
     "gradients": ("runtime.comm", "torch"),
-    "pieces": ("fsdp passes.partition", "torch"),
+    "pieces": ("fsdp passes.pieces", "torch"),
     "executable": (f"{FACTS} caches fsdp program passes pieces options request runtime.comm", "torch sympy"),
     "validation": (f"{FACTS} program show.words runtime.comm passes testing options request executable", "torch"),
     "module": (f"{FACTS} generation gradients program show runtime passes options request executable validation", "torch"),
@@ -94,7 +94,7 @@ def check_arrows(path: str, source: str) -> Iterator[str]:
     own = f"sp.{unit}" if unit else "sp"
     allowed = [f"sp.{name}." for name in [unit, *inside] if name]
     for line, target, typing_only in imports(path, ast.parse(source, path)):
-        top = target.partition(".")[0]
+        top = target.cut(".")[0]
         refusal = f"{path}:{line}: {own} may not import {target}, only"
         if top == "sp" and not f"{target}.".startswith(tuple(allowed)):
             yield f"{refusal} {inside}; move what both need to a lower unit, or take it as an argument"
@@ -144,7 +144,7 @@ def check_import_effects(path: str, source: str) -> Iterator[str]:
     for node in at_import(ast.parse(source, path)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if name.rpartition(".")[2] in TOUCHES_GROUP_OR_DEVICE:
+            if name.rcut(".")[2] in TOUCHES_GROUP_OR_DEVICE:
                 yield f"{path}:{node.lineno}: calls {name} at import; call it where its result is needed"
 
 
@@ -161,7 +161,7 @@ def test_tree_holds(check: Check) -> None:
 
 def test_table_has_layers() -> None:
     """The arrows make no circle, and what is free of torch imports only what is free of torch."""
-    arrows = {unit: [name.partition(".")[0] for name in row[0].split()] for unit, row in ARROWS.items()}
+    arrows = {unit: [name.cut(".")[0] for name in row[0].split()] for unit, row in ARROWS.items()}
     assert list(TopologicalSorter(arrows).static_order())  # raises CycleError, which names the circle
     free = [unit for unit in ARROWS if unit and not ARROWS[unit][1]]
     assert {"layout", "mask", "plan"} <= set(free)

@@ -1,4 +1,4 @@
-"""A partition is the same graph in pieces: what it computes, in which order, and what its pieces share."""
+"""Pieces are the same graph, cut: what it computes, in which order, and what its pieces share."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 import sp
 from sp.models import GPT, Encoder, EncoderConfig, GPTConfig, Llama, LlamaConfig
-from sp.passes.partition import Partition, block_paths, partition
+from sp.passes.pieces import Pieces, block_paths, cut
 from sp.pieces import assemble
 
 
@@ -34,11 +34,11 @@ def flat(model: nn.Module, *inputs: Tensor) -> fx.GraphModule:
     return torch.export.export(model, inputs, strict=False).module(check_guards=False)
 
 
-def pieces_of(parts: Partition) -> list[str]:
+def pieces_of(parts: Pieces) -> list[str]:
     return [piece.path for piece in parts.pieces]
 
 
-def compare(module: fx.GraphModule, model: nn.Module, parts: Partition, *inputs: Tensor) -> None:
+def compare(module: fx.GraphModule, model: nn.Module, parts: Pieces, *inputs: Tensor) -> None:
     """Values and gradients of the graph and of its pieces, bit for bit."""
     joined = assemble(parts, module, model, lambda code: code)
     found = [run(*inputs) for run in (module, joined)]
@@ -55,7 +55,7 @@ def compare(module: fx.GraphModule, model: nn.Module, parts: Partition, *inputs:
 @pytest.mark.parametrize("read", [[[0]], [[0], [1], [2]], [[0], [0, 1], [0, 1, 2]], [[0], [0], [1, 2]]], ids=str)
 def test_blocks_become_pieces_that_share_code(read: list[list[int]], tied: bool) -> None:
     model, x = Tower(read, tied), torch.randn(3, 4)
-    parts = partition(module := flat(model, x), [f"blocks.{at}" for at in range(len(read))])
+    parts = cut(module := flat(model, x), [f"blocks.{at}" for at in range(len(read))])
     blocks = [piece for piece in parts.pieces if piece.path]
     assert [piece.path for piece in blocks] == [f"blocks.{at}" for at in range(len(read))]
     assert len({id(piece.code) for piece in blocks}) == 1
@@ -75,7 +75,7 @@ def test_a_block_that_is_called_twice_takes_in_what_lies_between() -> None:
             return (self.blocks[1](self.blocks[0](self.blocks[0](x).sin().cos())),)
 
     model, x = Twice(), torch.randn(3, 4)
-    parts = partition(module := flat(model, x), ["blocks.0", "blocks.1"])
+    parts = cut(module := flat(model, x), ["blocks.0", "blocks.1"])
     assert pieces_of(parts) == ["blocks.0", "blocks.1"]
     ops = [str(node.target) for node in parts.pieces[0].code.graph.nodes if node.op == "call_function"]
     assert ops == ["aten.linear.default", "aten.sin.default", "aten.cos.default", "aten.linear.default"]
@@ -93,7 +93,7 @@ def test_blocks_that_lie_between_each_other_stay_open() -> None:
             return (third(first(second(first(x)))),)
 
     model, x = Crossed(), torch.randn(3, 4)
-    parts = partition(module := flat(model, x), ["blocks.0", "blocks.1", "blocks.2"])
+    parts = cut(module := flat(model, x), ["blocks.0", "blocks.1", "blocks.2"])
     assert parts.open == ("blocks.0", "blocks.1")
     assert pieces_of(parts) == ["", "blocks.2"]
     compare(module, model, parts, x)
@@ -129,7 +129,7 @@ def test_the_blocks_of_a_model_are_one_code(name: str) -> None:
     ids = torch.randint(0, 61, (2, 19))
     parallel = sp.parallelize(model, compile=False, example_args=(ids,))
     bound = parallel.executables[0].bound
-    parts = partition(bound, block_paths(bound.graph))
+    parts = cut(bound, block_paths(bound.graph))
     blocks = [piece for piece in parts.pieces if piece.path]
     assert len(blocks) == 3
     assert len({id(piece.code) for piece in blocks}) == 1

@@ -1,4 +1,4 @@
-"""Partition: one flat graph → a graph that calls pieces of it, one for each block of the model, the rest between them.
+"""Pieces: one flat graph → a graph that calls pieces of it, one for each block of the model, the rest between them.
 
     embedding = aten.embedding(tokens, ids)                    ids ──→ piece_0  (the rest)
     linear    = aten.linear(embedding, blocks.0.q)                       ↓
@@ -37,7 +37,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Partition:
+class Pieces:
     """graph: calls `piece_0`, `piece_1`, … as modules.  open: blocks that could not be cut out, since another one lies
     between their parts; they are among the rest."""
 
@@ -57,7 +57,7 @@ def block_paths(graph: fx.Graph) -> list[str]:
     return list(found)
 
 
-def partition(module: fx.GraphModule, paths: Collection[str]) -> Partition:
+def cut(module: fx.GraphModule, paths: Collection[str]) -> Pieces:
     """Cut the graph of `module` into pieces.  `paths`: dotted names of modules, none inside of another."""
     owners = _owners(module.graph, paths)
     pieces = _ordered(module.graph, owners)
@@ -65,7 +65,7 @@ def partition(module: fx.GraphModule, paths: Collection[str]) -> Partition:
     values = {node: whole.node_copy(node) for node in module.graph.find_nodes(op="placeholder")}
     made: list[Piece] = []
     for path, nodes in pieces:
-        piece, inputs, results = _cut(path, nodes)
+        piece, inputs, results = _piece(path, nodes)
         code = shared.setdefault(piece.code.code, piece.code)
         called = whole.call_module(f"piece_{len(made)}", tuple(values[node] for node in inputs))
         values |= {node: whole.call_function(operator.getitem, (called, at)) for at, node in enumerate(results)}
@@ -76,8 +76,8 @@ def partition(module: fx.GraphModule, paths: Collection[str]) -> Partition:
         values |= {node: whole.call_function(operator.getitem, (called, at)) for at, node in enumerate(returned)}
         made.append(_reading(returned))
     whole.output(map_arg(end.args[0], values.__getitem__))
-    cut = {piece.path for piece in made}
-    return Partition(whole, tuple(made), tuple(path for path in paths if path not in cut))
+    found = {piece.path for piece in made}
+    return Pieces(whole, tuple(made), tuple(path for path in paths if path not in found))
 
 
 def _reading(attributes: Sequence[fx.Node]) -> Piece:
@@ -167,7 +167,7 @@ def _quotient(owners: Mapping[fx.Node, str]) -> nx.DiGraph[str | fx.Node]:
     return quotient
 
 
-def _cut(path: str, nodes: Sequence[fx.Node]) -> tuple[Piece, list[fx.Node], list[fx.Node]]:
+def _piece(path: str, nodes: Sequence[fx.Node]) -> tuple[Piece, list[fx.Node], list[fx.Node]]:
     """A piece, the values that it is to be called with, and those that it returns.
 
     Names in its code follow from what it computes, so that equal pieces have equal code."""
