@@ -177,7 +177,7 @@ def _slots(bound: fx.GraphModule, model: nn.Module) -> list[Slot]:
     """Where the graph's parameters and buffers come from.  Constants made by tracing have no place in the model."""
     slots: list[Slot] = []
     for node in bound.graph.find_nodes(op="get_attr"):
-        path, _, name = str(node.target).rcut(".")
+        path, _, name = str(node.target).rpartition(".")
         own = path.removeprefix("model").removeprefix(".")
         if (path == "model" or path.startswith("model.")) and hasattr(model.get_submodule(own), name):
             slots.append(Slot(bound.get_submodule(path), name, own, name))

@@ -23,7 +23,7 @@ class Read:
     @staticmethod
     def of(target: str, bound: fx.GraphModule, model: nn.Module) -> Read:
         """`target`: as the bound graph calls it.  Constants made by tracing have no place in the model."""
-        path, _, name = target.rcut(".")
+        path, _, name = target.rpartition(".")
         own = path.removeprefix("model").removeprefix(".")
         if (path == "model" or path.startswith("model.")) and hasattr(model.get_submodule(own), name):
             return Read(own, name)

@@ -144,7 +144,7 @@ def check_import_effects(path: str, source: str) -> Iterator[str]:
     for node in at_import(ast.parse(source, path)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if name.rcut(".")[2] in TOUCHES_GROUP_OR_DEVICE:
+            if name.rpartition(".")[2] in TOUCHES_GROUP_OR_DEVICE:
                 yield f"{path}:{node.lineno}: calls {name} at import; call it where its result is needed"
 
 

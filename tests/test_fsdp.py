@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 import sp
 from sp.models import Llama, LlamaConfig
@@ -101,6 +102,8 @@ def wire(case: Case, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
                 fully_shard(module, mesh=mesh._flatten("flat"))
             sum_only(parallel, case.dp)
             return parallel
+        case other:
+            raise ValueError(other)
     return sp.parallelize(model, mesh=mesh["sp"], compile=compiled, sync_gradients=False)
 
 
@@ -117,9 +120,14 @@ def train(case: Case) -> tuple[list[float], list[Tensor], list[Tensor]]:
         loss = loss_of(parallel(mine, labels=mine))
         loss.backward()
         losses.append(loss.item())
-        first = first or [parameter.grad.full_tensor().clone() for parameter in model.parameters()]
+        first = first or [whole(parameter.grad).clone() for parameter in model.parameters()]
         optimizer.step()
-    return losses, first, [parameter.full_tensor() for parameter in model.parameters()]
+    return losses, first, [whole(parameter) for parameter in model.parameters()]
+
+
+def whole(value: Tensor | None) -> Tensor:
+    assert isinstance(value, DTensor)
+    return value.full_tensor().detach()
 
 
 def single(case: Case) -> tuple[list[list[float]], list[Tensor], list[Tensor]]:
@@ -128,7 +136,7 @@ def single(case: Case) -> tuple[list[list[float]], list[Tensor], list[Tensor]]:
     for _ in range(2):
         optimizer.zero_grad()
         found = [loss_of(model(rows, labels=rows)) for rows in batch(2 * case.dp).chunk(case.dp)]
-        (sum(found) / case.dp).backward()
+        torch.stack(found).mean().backward()
         losses.append([each.item() for each in found])
         first = first or [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         optimizer.step()
