@@ -25,11 +25,11 @@ from sp.runtime.comm import Exchange, World, post_exchange
 from sp.runtime.merge import accumulation_dtype
 from sp.runtime.stream import Parts, Stream, keys_of
 
-_KEYS, _GRADIENTS = 0, 1  # tags: both are under way at the same time
+KEYS, GRADIENTS = 0, 1  # tags: both are under way at the same time
 
 
 @dataclass(frozen=True)
-class _Flight:
+class Flight:
     """A block on its way to this rank."""
 
     exchange: Exchange
@@ -40,32 +40,34 @@ class _Flight:
         return self.block
 
 
-def _travel(
-    k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, steps: tuple[Step, ...], world: World
+def travel(
+    k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, steps: tuple[Step, ...], world: World, block: Block | None = None
 ) -> Iterator[tuple[Step, Tensor, Tensor]]:
-    """Each step with the keys and values of its source.  The next ones are under way while the caller computes."""
-    k_BGTD, v_BGTE, block = k_BGSD, v_BGSE, None
+    """Each step with the keys and values of its source.  The next ones are under way while the caller computes.
+
+    block: k and v, if they are in one already."""
+    k_BGTD, v_BGTE = k_BGSD, v_BGSE
     for step, following in zip(steps, (*steps[1:], None), strict=True):
         flight = None
         if following is not None:
             block = block or Block.packed(k_BGSD, v_BGSE)
             arriving = Block.empty(k_BGSD, v_BGSE, keys_of(plan, following.source), k_BGSD.dtype)
-            flight = _send(block, arriving, 1, _KEYS, world)
+            flight = send(block, arriving, 1, KEYS, world)
         yield step, k_BGTD, v_BGTE
         if flight is not None:
             block = flight.land()
             k_BGTD, v_BGTE = block.k_BGTD, block.v_BGTE
 
 
-class _Sums:
-    """The sums of dk and dv of the source whose keys are here; they follow the keys and end at their owner."""
+class Sums:
+    """The sums of dk and dv of the source whose keys are here; they follow the keys and end where those began."""
 
     def __init__(self, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, steps: tuple[Step, ...], world: World) -> None:
         self._k_BGSD, self._v_BGSE, self._plan, self._world = k_BGSD, v_BGSE, plan, world
-        self._following = iter(steps[1:])
-        self._sums = self._empty(world.rank)
+        self._own, self._following = steps[0].source, iter(steps[1:])
+        self._sums = self._empty(self._own)
         self._sums.flat.zero_()
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
 
     def add(self, step: Step, parts: Parts) -> None:
         """Add what this rank found in `step`, and send the sums on: to the next rank, or home after the last step."""
@@ -74,25 +76,33 @@ class _Sums:
         self._sums.add(parts)
         following = next(self._following, None)
         if following is not None:
-            self._flight = _send(self._sums, self._empty(following.source), 1, _GRADIENTS, self._world)
-        elif step.source != self._world.rank:
-            distance = step.source - self._world.rank
-            self._flight = _send(self._sums, self._empty(self._world.rank), distance, _GRADIENTS, self._world)
+            self._flight = send(self._sums, self._empty(following.source), 1, GRADIENTS, self._world)
+        elif step.source != self._own:
+            distance = step.source - self._own
+            self._flight = send(self._sums, self._empty(self._own), distance, GRADIENTS, self._world)
+
+    def land(self) -> Block:
+        """The complete sums of the source of the first step."""
+        return self._sums if self._flight is None else self._flight.land()
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The complete dk_BGSD and dv_BGSE of this rank's own keys and values."""
-        sums = self._sums if self._flight is None else self._flight.land()
+        sums = self.land()
         return sums.k_BGTD, sums.v_BGTE
 
     def _empty(self, source: int) -> Block:
-        dtype = accumulation_dtype(self._k_BGSD.dtype)
-        return Block.empty(self._k_BGSD, self._v_BGSE, keys_of(self._plan, source), dtype)
+        return empty_sums(self._k_BGSD, self._v_BGSE, self._plan, source)
 
 
-def _send(block: Block, arriving: Block, distance: int, tag: int, world: World) -> _Flight:
+def empty_sums(k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, source: int) -> Block:
+    """Room for the sums of dk and dv of a source."""
+    return Block.empty(k_BGSD, v_BGSE, keys_of(plan, source), accumulation_dtype(k_BGSD.dtype))
+
+
+def send(block: Block, arriving: Block, distance: int, tag: int, world: World) -> Flight:
     """Every rank sends to the one `distance` further on, and receives from the one as far behind."""
     to, source = (world.rank + distance) % world.size, (world.rank - distance) % world.size
-    return _Flight(post_exchange(world, block.flat, to, arriving.flat, source, tag), arriving)
+    return Flight(post_exchange(world, block.flat, to, arriving.flat, source, tag), arriving)
 
 
-RING = Stream(_travel, _Sums)
+RING = Stream(travel, Sums)
