@@ -30,7 +30,7 @@ class Transport:
     """plan(layout, mask, length, world, rank, keys): what a rank computes.
     forward(q, k, v, plan, kernel, scale, world, score): out, lse.
     backward(grad_out, saved, plan, …): dq, dk, dv, and the gradients of the score's leaves; in the dtype of sums, or
-    already in those of q, k and v.  Some may share a buffer.
+    already in those of q, k and v.  No two share a buffer.
 
     All tensors but leaves are local; out, dq, dk, dv are laid out [B, S, heads, size]."""
 

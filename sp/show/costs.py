@@ -49,14 +49,14 @@ def _areas(site: AttentionSite, plans: list[Plan]) -> list[int]:
 
 
 def _ring(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
-    """Forward: keys and values, one hop less than there are steps.  Backward: the same once more, and their gradients
-    in the dtype of sums, which after the last step also make the hop home."""
+    """Forward: keys and values, one hop less than there are steps.  Backward: the same once more, and as many hops of
+    the gradients of the others' keys, in the dtype of sums."""
     if steps == 1:
         return 0, 0
     held = [plan.layout.local_length(plan.keys, step.source, plan.world) for step in plan.steps[:steps]]
     width = _key_width(site)
     forward = sum(held[:-1]) * width * site.item_bytes
-    return forward, forward + sum(held) * width * _sum_bytes(site)
+    return forward, forward + sum(held[1:]) * width * _sum_bytes(site)
 
 
 def _all_gather(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
