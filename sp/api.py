@@ -7,19 +7,18 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from sp.errors import StrategyError
 from sp.executable import build
+from sp.mesh import Mesh, bind_mesh, bind_size
 from sp.module import ParallelModule
 from sp.options import Options
 from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.request import Request
 from sp.show import Report
-from sp.strategy import find_strategy
+from sp.strategy import Strategy, find_strategy
 from sp.validation import CheckReport, check_call
 
 Form = Literal["global", "local"]
@@ -29,7 +28,7 @@ def parallelize(
     model: nn.Module,
     strategy: str = "striped",
     *,
-    mesh: DeviceMesh | dist.ProcessGroup | None = None,
+    mesh: Mesh = None,
     example_args: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
     sequence_dim: SequenceDim = 1,
@@ -44,7 +43,8 @@ def parallelize(
 
     model: any nn.Module that torch.export can trace.  Its parameters are shared with the result, not copied.
     strategy: a name in `sp.STRATEGIES`.
-    mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.
+    mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.  Strategies
+        of two axes take a two-dimensional DeviceMesh, whose second axis are neighbours, or `sp.MeshGroups`.
     example_args, example_kwargs: given, the model is captured now instead of at its first call.
     sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
@@ -58,7 +58,8 @@ def parallelize(
 
     Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
-    options = _options(strategy, _group_name(mesh), sequence_dim, inputs, outputs, compile, kernel)
+    bound, group = bind_mesh(find_strategy(strategy), mesh)
+    options = _options(bound, group, sequence_dim, inputs, outputs, compile, kernel)
     options = replace(options, generator=generator, validate=validate)
     _check_plain(model)
     parallel = ParallelModule(model, options)
@@ -73,17 +74,20 @@ def inspect(
     kwargs: Mapping[str, Any] | None = None,
     *,
     strategy: str = "striped",
-    world_size: int = 8,
+    world_size: int | tuple[int, int] = 8,
     sequence_dim: SequenceDim = 1,
     outputs: OutputForm = "global",
     kernel: str | None = None,
 ) -> Report:
-    """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group."""
+    """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group.
+
+    world_size: (outer, inner) for strategies of two axes."""
     _check_plain(model)
-    options = _options(strategy, "", sequence_dim, "global", outputs, False, kernel)
+    bound, world = bind_size(find_strategy(strategy), world_size)
+    options = _options(bound, "", sequence_dim, "global", outputs, False, kernel)
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     executable = build(model, request, request.lengths, options)
-    return Report(executable.program, world_size, request.lengths, executable.captured)
+    return Report(executable.program, world, request.lengths, executable.captured)
 
 
 def check(
@@ -91,7 +95,7 @@ def check(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    world_size: int = 4,
+    world_size: int | tuple[int, int] = 4,
     strategy: str = "striped",
     sequence_dim: SequenceDim = 1,
     lengths: Sequence[int] | None = None,
@@ -104,6 +108,7 @@ def check(
     the gradients of all parameters and of the inputs that require them (of the output named `loss`, and of all
     floating outputs, each element weighted at random), and what the call changes in buffers and inputs.
 
+    world_size: (outer, inner) for strategies of two axes.
     args, kwargs: an example; tried are inputs of its structure and of its elements, of other lengths.
     lengths: along the sequence; None takes one that divides over the ranks and one that does not.  Windows and chunks
         of a model are tried only at lengths beyond them.
@@ -112,10 +117,9 @@ def check(
     Raises UnsupportedModelError where the model is refused, InputError where there is nothing to try, and
     ValidationError where the transformed program fails.  Errors of a program that runs are in the report."""
     _check_plain(model)
-    if world_size < 1:
-        raise StrategyError(f"a world of {world_size} ranks", needed="at least one rank")
-    options = _options(strategy, "", sequence_dim, "global", "global", False, kernel)
-    return check_call(model, args, kwargs or {}, options, world_size, lengths=lengths, dtype=dtype)
+    bound, world = bind_size(find_strategy(strategy), world_size)
+    options = _options(bound, "", sequence_dim, "global", "global", False, kernel)
+    return check_call(model, args, kwargs or {}, options, world, lengths=lengths, dtype=dtype)
 
 
 def _check_plain(model: nn.Module) -> None:
@@ -124,7 +128,7 @@ def _check_plain(model: nn.Module) -> None:
 
 
 def _options(
-    strategy: str,
+    strategy: Strategy,
     group: str,
     sequence_dim: SequenceDim,
     inputs: str,
@@ -138,20 +142,4 @@ def _options(
         raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed="'global' or 'local'")
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
-    return Options(find_strategy(strategy), group, sequence_dim, inputs == "local", outputs, compiled, kernel)
-
-
-def _group_name(mesh: object) -> str:
-    if mesh is None:
-        return dist.group.WORLD.group_name if dist.is_initialized() and dist.group.WORLD is not None else ""
-    if isinstance(mesh, DeviceMesh):
-        if mesh.ndim != 1:
-            raise StrategyError(
-                f"the mesh has {mesh.ndim} axes: {mesh.mesh_dim_names or tuple(mesh.shape)}",
-                needed="one axis, the one along which the sequence is spread",
-                remedy="pass one axis of it, as in mesh['sp']",
-            )
-        return mesh.get_group().group_name
-    if isinstance(mesh, dist.ProcessGroup):
-        return mesh.group_name
-    raise StrategyError(f"mesh is a {type(mesh).__name__}", needed="a DeviceMesh, a ProcessGroup or None")
+    return Options(strategy, group, sequence_dim, inputs == "local", outputs, compiled, kernel)

@@ -15,7 +15,8 @@ from sp.strategy import Strategy
 
 @dataclass(frozen=True)
 class Options:
-    """group: name of the process group whose ranks share the sequence; "" is a world of one.
+    """strategy: on the mesh at hand.
+    group: for `sp.runtime.comm.find_world`, the ranks that share the sequence; "" is a world of one.
     compile: whether torch.compile runs the rewritten graph, or its options.
     generator: what the seeds of dropout are drawn from; None is torch's own.
     validate: whether every capture is tried beside the plain model before it runs."""

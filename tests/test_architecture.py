@@ -35,18 +35,19 @@ ARROWS = {
     "sharded_cache": ("errors", "torch transformers"),
     "runtime": ("errors heads layout mask plan score tile traffic", "torch"),
     "program": (f"{FACTS}", "torch sympy"),
+    "mesh": ("errors strategy runtime.comm", "torch"),
     "generation": ("errors runtime.agreement runtime.comm", "torch"),
     "passes": (f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table", "torch sympy networkx"),
     "show": (f"{FACTS} program passes.fxtools passes.naming passes.capture", "torch sympy networkx tabulate"),
-    "testing": (f"{FACTS} program show runtime passes", "torch sympy networkx"),
+    "testing": (f"{FACTS} mesh program show runtime passes", "torch sympy networkx"),
     "options": (f"{FACTS} passes", "torch"),
     "request": (f"{FACTS} caches passes", "torch"),
     "executable": (f"{FACTS} caches program passes options request runtime.comm", "torch sympy"),
     "validation": (f"{FACTS} program show.words runtime.comm passes testing options request executable", "torch"),
     "module": (f"{FACTS} generation program show runtime passes options request executable validation", "torch"),
     "register": (f"{FACTS} passes executable testing", "torch"),
-    "api": (f"{FACTS} show passes options request executable validation module", "torch"),
-    "": (f"{FACTS} program show runtime passes testing validation register module api models costs", ""),
+    "api": (f"{FACTS} mesh show passes options request executable validation module", "torch"),
+    "": (f"{FACTS} mesh program show runtime passes testing validation register module api models costs", ""),
 }
 MAX_FILE_LINES = {"sp/models/": 300, "sp/": 250}  # the first prefix that fits
 MAX_FUNCTION_LINES = 50

@@ -9,6 +9,15 @@ B batch · H query heads · G key/value heads · S tokens · D, E head sizes of 
 Between, the attention of a world of one.  Any number of heads: they are dealt evenly up to one, with the key/value
 heads that they need (`sp.heads`); where several ranks need one, its gradients are added in the order of ranks.
 Jacobs et al. 2023, arXiv 2309.14509.
+
+On a mesh of two axes (USP, Fang & Zhao 2024, arXiv 2405.07719) this happens along the inner one, and what stands
+between is a ring along the outer one: the inner ranks hold contiguous parts of what one rank of that ring holds.
+
+    mesh 2 x 2   before                                       between
+    rank 0       tokens 0 2 of heads a b c d    striped/2     0 2 4 6 of heads a b, in a ring with rank 2
+    rank 1       tokens 4 6 of heads a b c d                  0 2 4 6 of heads c d, in a ring with rank 3
+    rank 2       tokens 1 3 of heads a b c d                  1 3 5 7 of heads a b
+    rank 3       tokens 5 7 of heads a b c d                  1 3 5 7 of heads c d
 """
 
 from __future__ import annotations
@@ -29,8 +38,6 @@ from sp.runtime.ring import RING
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
 
-_ALONE = World(0, 1)
-
 
 def ulysses_forward(
     q_BHSD: Tensor,
@@ -46,8 +53,8 @@ def ulysses_forward(
     deal = _Deal.of(q_BHSD, k_BGSD, plan, world)
     q, k, v = deal.to_heads([q_BHSD], [k_BGSD, v_BGSE])
     k, v = deal.share_expanded(k), deal.share_expanded(v)
-    inner = deal.inner_plan(plan), kernel, scale, _ALONE, deal.inner_score(score, plan)
-    out, lse = RING.forward(q, k, v, *inner)
+    between = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
+    out, lse = RING.forward(q, k, v, *between)
     out_BHSE, bits_BHSW = deal.to_tokens([out, _as_bits(lse, out.dtype)], [])
     return out_BHSE, _of_bits(bits_BHSW, lse.dtype)
 
@@ -66,8 +73,8 @@ def ulysses_backward(
     of_queries = [saved.q_BHSD, grad_BHSE, saved.out_BHSE, _as_bits(saved.lse_BHS, dtype)]
     q, grad, out, bits, k, v = deal.to_heads(of_queries, [saved.k_BGSD, saved.v_BGSE])
     between = Saved(q, deal.share_expanded(k), deal.share_expanded(v), out, _of_bits(bits, saved.lse_BHS.dtype))
-    inner_score = deal.inner_score(score, plan)
-    dq, dk, dv, found = RING.backward(grad, between, deal.inner_plan(plan), kernel, scale, _ALONE, inner_score)
+    how = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
+    dq, dk, dv, found = RING.backward(grad, between, *how)
     (dq_BHSD,) = deal.to_tokens([dq.to(dtype)], [])
     # What is added on arrival travels in the dtype of sums.
     narrow = dk.dtype if shares_overlap(deal.shares) else dtype
@@ -77,9 +84,9 @@ def ulysses_backward(
 
 @dataclass(frozen=True)
 class _Deal:
-    """Who has which tokens of all heads before, and who has which heads of all tokens between.
+    """Who has which tokens of all heads before, and who has which heads of all their tokens between.
 
-    queries, keys: the tokens of each rank, contiguous."""
+    world: the ranks that deal with each other.  queries, keys: where each one's tokens lie in those of all."""
 
     world: World
     shares: tuple[HeadShare, ...]
@@ -88,22 +95,26 @@ class _Deal:
 
     @staticmethod
     def of(q_BHSD: Tensor, k_BGSD: Tensor, plan: Plan, world: World) -> _Deal:
-        assert plan.layout.name == "contiguous", f"heads are dealt for contiguous tokens, these are {plan.layout.name}"
-        shares = share_heads(q_BHSD.shape[1], k_BGSD.shape[1], world.size)
-        return _Deal(world, shares, *(_tokens(plan, total) for total in (plan.length, plan.keys)))
+        _, joined = plan.layout.nesting(plan.world)
+        assert joined == world.inner.size, f"heads are dealt for contiguous tokens, these are {plan.layout.name}"
+        shares = share_heads(q_BHSD.shape[1], k_BGSD.shape[1], joined)
+        tokens = (_tokens(plan, total, world.inner) for total in (plan.length, plan.keys))
+        return _Deal(world.inner, shares, *tokens)
 
     @property
     def mine(self) -> HeadShare:
         return self.shares[self.world.rank]
 
-    def inner_plan(self, plan: Plan) -> Plan:
-        """Of the whole sequence for one rank; empty where it has no heads."""
-        whole = make_plan(plan.layout.name, plan.mask, plan.length, 1, 0, plan.keys)
+    def plan_between(self, plan: Plan) -> Plan:
+        """Of the tokens of all these ranks, in a ring of such worlds; empty where this rank has no heads."""
+        layout, joined = plan.layout.nesting(plan.world)
+        outer = plan.world // joined, plan.rank // joined
+        whole = make_plan(layout.name, plan.mask, plan.length, *outer, plan.keys)
         return whole if self.mine.heads else replace(whole, steps=(replace(whole.steps[0], tiles=()),))
 
-    def inner_score(self, score: BoundScore | None, plan: Plan) -> BoundScore | None:
+    def score_between(self, score: BoundScore | None, plan: Plan) -> BoundScore | None:
         heads = self.mine.heads
-        return None if score is None or not heads else score.of_heads(heads, self.inner_plan(plan))
+        return None if score is None or not heads else score.of_heads(heads, self.plan_between(plan))
 
     def leaf_gradients(self, score: BoundScore | None, found: list[Tensor]) -> list[Tensor]:
         """`found`, of the leaves of this rank's heads, put into zeros for the heads of all ranks."""
@@ -152,9 +163,10 @@ class _Deal:
         return [_joined(parts, join, got) for parts, (_, _, got) in zip(arrived, kinds, strict=True)]
 
 
-def _tokens(plan: Plan, total: int) -> tuple[range, ...]:
-    runs = (plan.layout.runs(total, rank, plan.world) for rank in range(plan.world))
-    return tuple(run.positions for (run,) in runs)
+def _tokens(plan: Plan, total: int, world: World) -> tuple[range, ...]:
+    first = plan.rank - world.rank
+    held = (plan.layout.local_length(total, first + rank, plan.world) for rank in range(world.size))
+    return tuple(range(begin, end) for begin, end in pairwise(accumulate(held, initial=0)))
 
 
 def _span(x: Tensor, dim: int, span: range) -> Tensor:
