@@ -72,6 +72,12 @@ def make_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys:
     return Plan(rule, mask, length, keys, world, rank, tuple(steps), rule)
 
 
+def plan_of(plan: Plan, rank: int) -> Plan:
+    """The plan of another rank of the same attention."""
+    assert plan.queries is plan.layout, "what every rank has, no rank has of its own"
+    return make_plan(plan.layout.name, plan.mask, plan.length, plan.world, rank, plan.keys)
+
+
 @lru_cache(maxsize=4096)
 def make_local_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys: int) -> Plan:
     """The plan of `rank` for `length` queries that every rank has: one step, against the rank's own share of `keys`."""

@@ -35,7 +35,9 @@ def messages(world, call):
 
 
 def test_unknown_strategy_lists_the_known_ones():
-    with pytest.raises(sp.StrategyError, match=r"'stripped'(.|\n)*allgather, ring, striped, ulysses, usp, usp_zigzag, zigzag"):
+    with pytest.raises(
+        sp.StrategyError, match=r"'stripped'(.|\n)*allgather, ring, striped, ulysses, usp, usp_zigzag, zigzag"
+    ):
         sp.parallelize(gpt(), "stripped")
 
 

@@ -1,4 +1,4 @@
-"""The ring: keys and values travel from rank to rank, queries stay.
+"""The ring: keys and values travel from rank to rank, queries stay; or queries do (`visits`), where that is less.
 
 B batch · H query heads · G key/value heads · S local queries · T keys of one source rank · D, E head sizes of k and v
 
@@ -22,8 +22,12 @@ from torch import Tensor
 from sp.plan import Plan, Step
 from sp.runtime.circle import Circle, Results
 from sp.runtime.comm import World
+from sp.runtime.kernels import Kernel
 from sp.runtime.merge import accumulation_dtype
-from sp.runtime.stream import Parts, Stream, add_parts, keys_of, zero_gradients
+from sp.runtime.scores import BoundScore
+from sp.runtime.stream import Parts, Saved, Stream, add_parts, keys_of, zero_gradients
+from sp.runtime.visits import visits_backward, visits_forward
+from sp.traffic import QUERIES, Widths, travellers
 
 
 def _circle(plan: Plan, steps: tuple[Step, ...], world: World) -> Circle:
@@ -69,3 +73,40 @@ class _Sums:
 
 
 RING = Stream(_travel, _Sums)
+
+
+def ring_forward(
+    q_BHSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
+) -> tuple[Tensor, Tensor]:
+    """As `Stream.forward`; keys and values travel, or queries."""
+    run = visits_forward if _visited(q_BHSD, k_BGSD, v_BGSE, plan, backward=False) else RING.forward
+    return run(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world, score)
+
+
+def ring_backward(
+    grad_BHSE: Tensor,
+    saved: Saved,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """As `Stream.backward`; keys, values and their gradients travel, or queries and what comes of them."""
+    visited = _visited(saved.q_BHSD, saved.k_BGSD, saved.v_BGSE, plan, backward=True)
+    run = visits_backward if visited else RING.backward
+    return run(grad_BHSE, saved, plan, kernel, scale, world, score)
+
+
+def _visited(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, backward: bool) -> bool:
+    """Whether queries travel: the same on all ranks, and not the same in both directions."""
+    (_, heads, _, size), (_, groups, _, value_size) = q_BHSD.shape, v_BGSE.shape
+    widths = Widths(heads, groups, size, value_size, q_BHSD.element_size())
+    return travellers(plan.length, plan.keys, widths, backward) == QUERIES

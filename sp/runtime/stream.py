@@ -76,7 +76,9 @@ class Stream:
 
         score: what changes the scores inside of the plan's mask; None for nothing."""
         arrivals = self.bring(k_BGSD, v_BGSE, plan, working_steps(plan, score), world)
-        return with_sink(attend(q_BHSD, v_BGSE.shape[3], arrivals, kernel, scale, score), score).finish()
+        total = Accumulator(q_BHSD, v_BGSE.shape[3])
+        attend(total, q_BHSD, arrivals, kernel, scale, score)
+        return with_sink(total, score).finish()
 
     def backward(
         self,
@@ -101,16 +103,14 @@ class Stream:
 
 
 def attend(
-    q_BHSD: Tensor, value_size: int, arrivals: Arrivals, kernel: Kernel, scale: float, score: BoundScore | None
-) -> Accumulator:
-    """The local queries over all keys that arrive; no sink yet."""
-    total = Accumulator(q_BHSD, value_size)
+    total: Accumulator, q_BHSD: Tensor, arrivals: Arrivals, kernel: Kernel, scale: float, score: BoundScore | None
+) -> None:
+    """Merge the local queries over all keys that arrive into `total`; no sink yet."""
     for step, k_BGTD, v_BGTE in arrivals:
         for piece in _pieces(step, kernel, q_BHSD.device.type, score):
             tile = piece.tile
             q, k, v = _rows(tile, q_BHSD), columns(tile, k_BGTD), columns(tile, v_BGTE)
             total.merge(tile.q0, tile.q1, *kernel.forward(q, k, v, tile, scale, piece.score))
-    return total
 
 
 def attend_back(

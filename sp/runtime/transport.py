@@ -14,7 +14,7 @@ from sp.runtime.allgather import ALL_GATHER
 from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
 from sp.runtime.partials import partials_forward
-from sp.runtime.ring import RING
+from sp.runtime.ring import RING, ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
 from sp.runtime.ulysses import ulysses_backward, ulysses_forward
@@ -43,7 +43,7 @@ class Transport:
 TRANSPORTS = {
     transport.name: transport
     for transport in (
-        Transport("ring", make_plan, RING.forward, RING.backward),
+        Transport("ring", make_plan, ring_forward, ring_backward),
         Transport("allgather", make_plan, ALL_GATHER.forward, ALL_GATHER.backward),
         Transport("alltoall", make_plan, ulysses_forward, ulysses_backward),
         # Of one step, so that the ring's backward sends nothing.  No strategy's own: for queries without a sequence.

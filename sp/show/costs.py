@@ -9,16 +9,18 @@ from sp.heads import share_heads, shares_overlap
 from sp.plan import Plan, count_steps, make_local_plan, make_plan
 from sp.program import AttentionSite
 from sp.strategy import Strategy
+from sp.traffic import QUERIES, Widths, hop_bytes, travellers
 
 
 @dataclass(frozen=True)
 class Costs:
     """One number per rank, for one sequence of the batch and all heads.  area: (query, key) pairs.  forward, backward:
-    bytes sent."""
+    bytes sent.  visited: whether queries travel in forward and in backward, for keys and values."""
 
     area: tuple[int, ...]
     forward: tuple[int, ...]
     backward: tuple[int, ...]
+    visited: tuple[bool, bool] = (False, False)
 
     @property
     def balance(self) -> float:
@@ -37,7 +39,16 @@ def attention_costs(site: AttentionSite, strategy: Strategy, length: int, world:
         tuple(_areas(site, plans)),
         tuple(forward for forward, _ in sent),
         tuple(backward for _, backward in sent),
+        _visited(site, length, total) if world > 1 else (False, False),
     )
+
+
+def _visited(site: AttentionSite, length: int, keys: int) -> tuple[bool, bool]:
+    """Whether queries travel, forward and backward."""
+    if site.transport != "ring":
+        return False, False
+    forward, backward = (travellers(length, keys, _widths(site), way) == QUERIES for way in (False, True))
+    return forward, backward
 
 
 def _areas(site: AttentionSite, plans: list[Plan]) -> list[int]:
@@ -49,14 +60,22 @@ def _areas(site: AttentionSite, plans: list[Plan]) -> list[int]:
 
 
 def _ring(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
-    """Forward: keys and values, one hop less than there are steps.  Backward: the same once more, and as many hops of
-    the gradients of the others' keys, in the dtype of sums."""
-    if steps == 1:
-        return 0, 0
-    held = [plan.layout.local_length(plan.keys, step.source, plan.world) for step in plan.steps[:steps]]
-    width = _key_width(site)
-    forward = sum(held[:-1]) * width * site.item_bytes
-    return forward, forward + sum(held[1:]) * width * _sum_bytes(site)
+    """Keys and values, or queries, one hop less than there are steps, and what follows them in as many hops."""
+    forward, backward = (_around(site, plan, steps, backward) for backward in (False, True))
+    return forward, backward
+
+
+def _around(site: AttentionSite, plan: Plan, steps: int, backward: bool) -> int:
+    what = travellers(plan.length, plan.keys, _widths(site), backward)
+    total, way = (plan.length, 1) if what == QUERIES else (plan.keys, -1)
+    ranks = ((plan.rank + way * step) % plan.world for step in range(steps))
+    here = [plan.layout.local_length(total, rank, plan.world) for rank in ranks]
+    there, back = hop_bytes(what, _widths(site), backward)
+    return sum(here[:-1]) * there + sum(here[1:]) * back
+
+
+def _widths(site: AttentionSite) -> Widths:
+    return Widths(site.heads, site.kv_heads, site.head_width, site.value_width, site.item_bytes)
 
 
 def _all_gather(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import copy
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import pytest
 import sympy
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import sp
 from sp.layout import LAYOUTS
@@ -107,6 +108,17 @@ def test_one_rank_sends_nothing(strategy: str) -> None:
     assert (costs.forward, costs.backward, costs.balance) == ((0,), (0,), 1.0)
 
 
+@pytest.mark.parametrize(("queries", "visited"), [(64, (False, False)), (24, (False, True)), (8, (True, True))])
+def test_what_is_less_travels(queries: int, visited: tuple[bool, bool]) -> None:
+    """Queries of 8 heads, or keys and values of 2: decided for each direction."""
+    costs = attention_costs(site(FULL), STRATEGIES["striped"], queries, 4, 128)
+    assert costs.visited == visited
+    keys = 3 * 32 * 2 * (16 + 24) * 2, 3 * 32 * 2 * (16 + 24) * (2 + 4)
+    share = 3 * queries // 4 * 8
+    ways = share * (16 * 2 + (24 + 1) * 4), share * ((16 + 2 * 24) * 2 + 4 + 16 * 4)
+    assert (costs.forward[0], costs.backward[0]) == tuple(map(min, keys, ways))
+
+
 def test_window_ends_the_ring_early() -> None:
     """Neighbours see each other: one hop of keys there, and one of gradients home."""
     costs = attention_costs(site(WINDOW), STRATEGIES["ring"], 64, 4)
@@ -137,6 +149,20 @@ class Counted:
         return self._group.alltoall_base(received, sent, source, to)
 
 
+def count_bytes(monkeypatch: pytest.MonkeyPatch, sent: Counter[tuple[int, str]], phases: Mapping[int, str]) -> None:
+    """What attentions send from each rank in each phase."""
+
+    def found(name: str) -> World:
+        world = find_world(name)
+
+        def count(number: int) -> None:
+            sent[world.rank, phases[world.rank]] += number
+
+        return replace(world, group=cast("Any", Counted(world.group, count))) if world.group else world
+
+    monkeypatch.setattr(ops, "find_world", found)
+
+
 @pytest.mark.parametrize(
     ("strategy", "dtype"),
     [
@@ -150,16 +176,7 @@ def test_reported_bytes_are_those_that_travel(
     """All that attention sends between 3 ranks is counted; of 17 tokens they hold 5 or 6, of 4 heads 1 or 2."""
     sent: Counter[tuple[int, str]] = Counter()
     phases = dict.fromkeys(range(3), "forward")
-
-    def found(name: str) -> World:
-        world = find_world(name)
-
-        def count(number: int) -> None:
-            sent[world.rank, phases[world.rank]] += number
-
-        return replace(world, group=cast("Any", Counted(world.group, count))) if world.group else world
-
-    monkeypatch.setattr(ops, "find_world", found)
+    count_bytes(monkeypatch, sent, phases)
     model = Llama(LlamaConfig(layers=2, heads=4, kv_heads=2, width=32)).to(dtype)
     ids = torch.zeros(1, 17, dtype=torch.long)
 
@@ -175,6 +192,40 @@ def test_reported_bytes_are_those_that_travel(
         assert attention["count"] == 2
         assert sent[rank, "forward"] == 2 * attention["sent_forward"][rank]
         assert sent[rank, "backward"] == 2 * attention["sent_backward"][rank]
+
+
+class Cross(nn.Module):
+    """A short sequence attends to a long one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        q, k = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in (self.q(x), self.kv(memory)))
+        return nn.functional.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(("length", "visited"), [(7, [True, True]), (31, [False, True]), (33, [False, False])])
+def test_queries_that_travel_are_counted(length: int, visited: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: Counter[tuple[int, str]] = Counter()
+    phases = dict.fromkeys(range(3), "forward")
+    count_bytes(monkeypatch, sent, phases)
+    model = Cross()
+    x, memory = torch.randn(1, length, 16), torch.randn(1, 32, 16)
+
+    def train(group: dist.ProcessGroup) -> dict[str, Any]:
+        parallel = sp.parallelize(copy.deepcopy(model), "striped", mesh=group, compile=False)
+        total = parallel(x, memory).sum()
+        phases[group.rank()] = "backward"
+        total.backward()
+        return parallel.report().as_dict()
+
+    for rank, report in enumerate(run_ranks(3, train)):
+        (attention,) = report["attentions"]
+        assert attention["queries_travel"] == visited
+        assert sent[rank, "forward"] == attention["sent_forward"][rank]
+        assert sent[rank, "backward"] == attention["sent_backward"][rank]
 
 
 def test_queries_without_a_sequence() -> None:
