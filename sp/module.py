@@ -25,7 +25,7 @@ from sp.validation import check_call
 
 # The contents of the inputs are compared on the first calls of each capture; everything else on every call.
 CONTENT_CHECKS = 3
-# With validate=True a capture is tried in a world of its own size, but of no more threads; of two axes 2 x 2.
+# With validate=True a capture is tried in a world of its own size, but of no more threads than these, or 2 x 2.
 VALIDATION_RANKS = 4
 
 

@@ -29,7 +29,8 @@ class Step:
 class Plan:
     """All steps of one rank, in the order in which a ring brings the keys and values.
 
-    layout: deals the keys.  queries: deals the queries; WHOLE where every rank has them all, and its own keys only."""
+    layout: deals the keys.  queries: deals the queries; WHOLE where every rank has them all, and its own keys only.
+    inner: in a ring of rings, how many neighbours make an inner one; None where all ranks are one ring."""
 
     layout: Layout
     mask: Band
@@ -39,6 +40,7 @@ class Plan:
     rank: int
     steps: tuple[Step, ...]
     queries: Layout
+    inner: int | None = None
 
     @property
     def area(self) -> int:
@@ -55,27 +57,40 @@ class Plan:
         queries = self.queries.local_length(self.length, self.rank, self.world)
         return queries, self.layout.local_length(self.keys, self.rank, self.world)
 
+    def source(self, rank: int, hop: int) -> int:
+        """Whose keys and values are with `rank` in the step `hop`."""
+        return _source(rank, hop, self.world, self.inner)
+
 
 @lru_cache(maxsize=4096)
-def make_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys: int | None = None) -> Plan:
+def make_plan(
+    layout: str, mask: Band, length: int, world: int, rank: int, keys: int | None = None, inner: int | None = None
+) -> Plan:
     """The plan of `rank` for attention of `length` global positions to themselves, or to `keys` of another sequence.
 
-    Both sequences are dealt by the same layout; the mask compares their positions."""
+    Both sequences are dealt by the same layout; the mask compares their positions.  inner: see `Plan`."""
     rule = find_layout(layout)
     keys = length if keys is None else keys
     queries = rule.runs(length, rank, world)
     steps: list[Step] = []
     for hop in range(world):
-        source = (rank - hop) % world
+        source = _source(rank, hop, world, inner)
         tiles = _tiles(queries, rule.runs(keys, source, world), mask)
         steps.append(Step(source, join(tiles)))
-    return Plan(rule, mask, length, keys, world, rank, tuple(steps), rule)
+    return Plan(rule, mask, length, keys, world, rank, tuple(steps), rule, inner)
+
+
+def _source(rank: int, hop: int, world: int, inner: int | None) -> int:
+    """In a ring of rings blocks go round among `inner` neighbours, and then one such ring on."""
+    size = inner or world
+    (ring, place), (turn, step) = divmod(rank, size), divmod(hop, size)
+    return (ring - turn) % (world // size) * size + (place - step) % size
 
 
 def plan_of(plan: Plan, rank: int) -> Plan:
     """The plan of another rank of the same attention."""
     assert plan.queries is plan.layout, "what every rank has, no rank has of its own"
-    return make_plan(plan.layout.name, plan.mask, plan.length, plan.world, rank, plan.keys)
+    return make_plan(plan.layout.name, plan.mask, plan.length, plan.world, rank, plan.keys, plan.inner)
 
 
 @lru_cache(maxsize=4096)
@@ -92,16 +107,17 @@ def count_steps(plan: Plan) -> int:
     """How many steps a ring needs until no rank has work left: fewer than `world` under a narrow window."""
     if plan.queries is WHOLE:
         return 1
-    return _count_steps(plan.layout.name, plan.mask, plan.length, plan.keys, plan.world)
+    return _count_steps(plan.layout.name, plan.mask, plan.length, plan.keys, plan.world, plan.inner)
 
 
 @lru_cache(maxsize=4096)
-def _count_steps(layout: str, mask: Band, length: int, keys: int, world: int) -> int:
+def _count_steps(layout: str, mask: Band, length: int, keys: int, world: int, inner: int | None) -> int:
     rule = find_layout(layout)
     queries, held = ([rule.runs(total, rank, world) for rank in range(world)] for total in (length, keys))
     for hop in reversed(range(world)):
         # From the last rank on: under a causal mask it sees the most, and answers at once.
-        if any(_tiles(queries[rank], held[(rank - hop) % world], mask) for rank in reversed(range(world))):
+        sources = ((rank, _source(rank, hop, world, inner)) for rank in reversed(range(world)))
+        if any(_tiles(queries[rank], held[source], mask) for rank, source in sources):
             return hop + 1
     return 1
 

@@ -42,6 +42,7 @@ STRATEGIES = {
         Strategy("ulysses", "contiguous", "alltoall"),  # Jacobs et al. 2023, arXiv 2309.14509
         Strategy("usp", "striped", "alltoall", ("ring", "ulysses")),  # Fang & Zhao 2024, arXiv 2405.07719
         Strategy("usp_zigzag", "zigzag", "alltoall", ("ring", "ulysses")),  # theirs deals so
+        Strategy("double_ring", "striped", "double_ring", ("outer", "inner")),  # Gu et al. 2024, arXiv 2406.18485
     )
 }
 

@@ -23,12 +23,12 @@ from torch import Tensor
 from sp.runtime.block import Block
 from sp.runtime.comm import Exchange, World, post_exchange
 
-_VISITORS, _RESULTS = 0, 1  # tags: both are under way at the same time
+VISITORS, RESULTS = 0, 1  # tags: both are under way at the same time
 
 
 @dataclass(frozen=True)
 class Circle:
-    """sources: whose tensors are here in each step; the rank's own first, and maybe once more at the end.
+    """sources: whose tensors are here in each step; those that begin here first, and maybe once more at the end.
     lengths: how many tokens each rank's tensors have.  way: how many ranks further on tensors are sent in each hop."""
 
     world: World
@@ -36,16 +36,21 @@ class Circle:
     lengths: tuple[int, ...]
     way: int = 1
 
-    def bring(self, own: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """The tensors of each of `sources`.  The next ones are under way while the caller computes."""
-        rank, block = self.world.rank, None
+    @property
+    def own(self) -> int:
+        return self.sources[0]
+
+    def bring(self, own: Sequence[Tensor], block: Block | None = None) -> Iterator[tuple[Tensor, ...]]:
+        """The tensors of each of `sources`.  The next ones are under way while the caller computes.
+
+        block: `own`, if they are in one already."""
         rooms = Rooms(own, max(self.lengths), own[0].dtype)
-        for source, following in zip(self.sources, (*self.sources[1:], rank), strict=True):
+        for source, following in zip(self.sources, (*self.sources[1:], self.own), strict=True):
             flight = None
-            if following != rank:
-                block = block or rooms.next(self.lengths[rank]).filled(own)
-                flight = send(block, rooms.next(self.lengths[following]), self.way, _VISITORS, self.world)
-            yield tuple(own) if block is None or source == rank else block.parts
+            if following != self.own:
+                block = block or rooms.next(self.lengths[self.own]).filled(own)
+                flight = send(block, rooms.next(self.lengths[following]), self.way, VISITORS, self.world)
+            yield tuple(own) if block is None or source == self.own else block.parts
             if flight is not None:
                 block = flight.land()
 
@@ -55,9 +60,9 @@ class Results:
 
     def __init__(self, circle: Circle, like: Sequence[Tensor], dtype: torch.dtype) -> None:
         """like: tensors of the shapes of the results, but for the number of tokens."""
-        self._circle, self._rank = circle, circle.world.rank
+        self._circle = circle
         self._rooms = Rooms(like, max(circle.lengths), dtype)
-        self._following = iter([source for source in circle.sources if source != self._rank][1:])
+        self._following = iter([source for source in circle.sources if source != circle.own][1:])
         self._flight: Flight | None = None
 
     def arrived(self, source: int) -> tuple[Block, bool]:
@@ -68,13 +73,13 @@ class Results:
 
     def pass_on(self, block: Block, source: int) -> None:
         """To the rank that `source` visits next, or to `source` itself if this was the last."""
-        world, following = self._circle.world, next(self._following, None)
-        way = self._circle.way if following is not None else source - self._rank
-        room = self._rooms.next(self._circle.lengths[self._rank if following is None else following])
-        self._flight = send(block, room, way, _RESULTS, world)
+        circle, following = self._circle, next(self._following, None)
+        way = circle.way if following is not None else source - circle.own
+        room = self._rooms.next(circle.lengths[circle.own if following is None else following])
+        self._flight = send(block, room, way, RESULTS, circle.world)
 
     def home(self) -> Block | None:
-        """What the others have found for this rank; None if it visited none."""
+        """What the others have found for what began here; None if there are none."""
         return None if self._flight is None else self._flight.land()
 
 

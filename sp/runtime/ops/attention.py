@@ -72,7 +72,7 @@ class Call:
         """What this rank computes, once its tensors are found to be as long as the layout says."""
         world = find_world(self.group)
         make = find_transport(self.transport).plan
-        plan = make(self.layout, Band.parse(self.mask), self.length, world.size, world.rank, self.keys)
+        plan = make(self.layout, Band.parse(self.mask), self.length, world, self.keys)
         found = q_BHSD.shape[2], k_BGSD.shape[2]
         assert found == plan.local, (
             f"rank {world.rank} of {world.size} got {found[0]} queries and {found[1]} keys,"
