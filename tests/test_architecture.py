@@ -18,20 +18,22 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # unit of sp: (units it may import, packages it may import besides the standard library).
 # A unit is a module or a package below sp; "" is sp/__init__.py. Lower layers come first. An import of sp is
 # an arrow wherever it stands, inside a function or for the type checker too.
-FACTS = "errors heads layout mask plan score strategy"
+FACTS = "errors heads layout mask plan score strategy tile traffic"
 ARROWS = {
     "errors": ("", ""),
     "heads": ("", ""),
     "layout": ("errors", ""),
     "mask": ("errors layout", ""),
-    "plan": ("errors layout mask", ""),
+    "tile": ("", ""),
+    "traffic": ("", ""),
+    "plan": ("errors layout mask tile", ""),
     "strategy": ("errors layout", ""),
-    "costs": ("errors layout mask plan strategy", "tabulate"),
+    "costs": ("errors layout mask plan strategy tile", "tabulate"),
     "models": ("", "torch"),
     "score": ("", ""),
     "caches": ("errors sharded_cache", "torch transformers"),
     "sharded_cache": ("errors", "torch transformers"),
-    "runtime": ("errors heads layout mask plan score", "torch"),
+    "runtime": ("errors heads layout mask plan score tile traffic", "torch"),
     "program": (f"{FACTS}", "torch sympy"),
     "mesh": ("errors strategy runtime.comm", "torch"),
     "generation": ("errors runtime.agreement runtime.comm", "torch"),

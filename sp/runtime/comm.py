@@ -206,11 +206,16 @@ def all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequence[i
     """Of the flat and contiguous `send`, the r-th `to[r]` elements go to rank r; what comes from each, in rank order.
 
     `source[r]` says how many come from rank r, and must be what that rank sends.  Bytes travel."""
+    return start_all_to_all(world, send, to, source).wait()
+
+
+def start_all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequence[int]) -> Exchange:
+    """Start `all_to_all`; returns without waiting."""
     assert world.group is not None, "a world of one has nobody to exchange with"
     assert send.is_contiguous(), "only contiguous tensors travel"
     assert sum(to) == send.numel(), f"{send.numel()} elements, and {list(to)} to send"
     width = send.element_size()
     received = send.new_empty(sum(source))
     counts = [[count * width for count in side] for side in (source, to)]
-    world.group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts).wait()
-    return received
+    work = world.group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts)
+    return Exchange((work,), send, received)

@@ -15,7 +15,7 @@ from sp.runtime.comm import World
 from sp.runtime.double_ring import DOUBLE_RING
 from sp.runtime.kernels import Kernel
 from sp.runtime.partials import partials_forward
-from sp.runtime.ring import RING
+from sp.runtime.ring import RING, ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
 from sp.runtime.ulysses import ulysses_backward, ulysses_forward
@@ -31,7 +31,7 @@ class Transport:
     """plan(layout, mask, length, world, keys): what this rank of a world computes.
     forward(q, k, v, plan, kernel, scale, world, score): out, lse.
     backward(grad_out, saved, plan, …): dq, dk, dv, and the gradients of the score's leaves; in the dtype of sums, or
-    already in those of q, k and v.  Some may share a buffer.
+    already in those of q, k and v.  No two share a buffer.
 
     All tensors but leaves are local; out, dq, dk, dv are laid out [B, S, heads, size]."""
 
@@ -56,7 +56,7 @@ def _local_plan(layout: str, mask: Band, length: int, world: World, keys: int) -
 TRANSPORTS = {
     transport.name: transport
     for transport in (
-        Transport("ring", _plan, RING.forward, RING.backward),
+        Transport("ring", _plan, ring_forward, ring_backward),
         Transport("double_ring", _plan_of_rings, DOUBLE_RING.forward, DOUBLE_RING.backward),
         Transport("allgather", _plan, ALL_GATHER.forward, ALL_GATHER.backward),
         Transport("alltoall", _plan, ulysses_forward, ulysses_backward),

@@ -32,9 +32,10 @@ from torch import Tensor
 
 from sp.heads import HeadShare, share_heads, shares_overlap
 from sp.plan import Plan, make_plan
+from sp.runtime.bits import as_bits, of_bits
 from sp.runtime.comm import World, all_to_all
 from sp.runtime.kernels import Kernel
-from sp.runtime.ring import RING
+from sp.runtime.ring import ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
 
@@ -54,9 +55,9 @@ def ulysses_forward(
     q, k, v = deal.to_heads([q_BHSD], [k_BGSD, v_BGSE])
     k, v = deal.share_expanded(k), deal.share_expanded(v)
     between = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
-    out, lse = RING.forward(q, k, v, *between)
-    out_BHSE, bits_BHSW = deal.to_tokens([out, _as_bits(lse, out.dtype)], [])
-    return out_BHSE, _of_bits(bits_BHSW, lse.dtype)
+    out, lse = ring_forward(q, k, v, *between)
+    out_BHSE, bits_BHSW = deal.to_tokens([out, as_bits(lse, out.dtype)], [])
+    return out_BHSE, of_bits(bits_BHSW, lse.dtype)
 
 
 def ulysses_backward(
@@ -70,11 +71,11 @@ def ulysses_backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """dq, dk, dv of the local tokens, laid out [B, S, heads, size], and of the leaves of the score this rank's part."""
     dtype, deal = saved.q_BHSD.dtype, _Deal.of(saved.q_BHSD, saved.k_BGSD, plan, world)
-    of_queries = [saved.q_BHSD, grad_BHSE, saved.out_BHSE, _as_bits(saved.lse_BHS, dtype)]
+    of_queries = [saved.q_BHSD, grad_BHSE, saved.out_BHSE, as_bits(saved.lse_BHS, dtype)]
     q, grad, out, bits, k, v = deal.to_heads(of_queries, [saved.k_BGSD, saved.v_BGSE])
-    between = Saved(q, deal.share_expanded(k), deal.share_expanded(v), out, _of_bits(bits, saved.lse_BHS.dtype))
+    between = Saved(q, deal.share_expanded(k), deal.share_expanded(v), out, of_bits(bits, saved.lse_BHS.dtype))
     how = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
-    dq, dk, dv, found = RING.backward(grad, between, *how)
+    dq, dk, dv, found = ring_backward(grad, between, *how)
     (dq_BHSD,) = deal.to_tokens([dq.to(dtype)], [])
     # What is added on arrival travels in the dtype of sums.
     narrow = dk.dtype if shares_overlap(deal.shares) else dtype
@@ -206,13 +207,3 @@ def _joined(parts: Sequence[Tensor], dim: int, spans: tuple[range, ...]) -> Tens
     for part, span in zip(parts, spans, strict=True):
         _span(total, dim, span).add_(part)
     return total
-
-
-def _as_bits(lse_BHS: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, H, S, W]: the bits of numbers read as several of a narrower dtype, to travel beside those."""
-    return lse_BHS.contiguous().unsqueeze(-1).view(dtype)
-
-
-def _of_bits(bits_BHSW: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse: lse_BHS, contiguous."""
-    return bits_BHSW.contiguous().view(dtype).squeeze(-1)

@@ -9,18 +9,21 @@ from sp.heads import HeadShare, share_heads, shares_overlap
 from sp.plan import Plan, count_steps, make_local_plan, make_plan
 from sp.program import AttentionSite
 from sp.strategy import Strategy
+from sp.traffic import KEYS, QUERIES, Widths, hop_bytes, travellers
 
 
 @dataclass(frozen=True)
 class Costs:
     """One number per rank, for one sequence of the batch and all heads.  area: (query, key) pairs.  forward, backward:
-    bytes sent; outer_*: how many of them along the outer of two axes."""
+    bytes sent; outer_*: how many of them along the outer of two axes.  visited: whether queries travel, not keys,
+    in forward and in backward."""
 
     area: tuple[int, ...]
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     outer_forward: tuple[int, ...]
     outer_backward: tuple[int, ...]
+    visited: tuple[bool, bool]
 
     @property
     def balance(self) -> float:
@@ -41,7 +44,16 @@ def attention_costs(site: AttentionSite, strategy: Strategy, length: int, world:
     sent = [SENT[site.transport](site, plan, steps) for plan in plans]
     outer = [OUTER.get(site.transport, _nothing)(site, plan, steps) for plan in plans]
     by_kind = (tuple(numbers) for numbers in (*zip(*sent, strict=True), *zip(*outer, strict=True)))
-    return Costs(tuple(_areas(site, plans)), *by_kind)
+    visited = _visited(site, length, total) if steps > 1 else (False, False)
+    return Costs(tuple(_areas(site, plans)), *by_kind, visited=visited)
+
+
+def _visited(site: AttentionSite, length: int, keys: int) -> tuple[bool, bool]:
+    """Whether queries travel, forward and backward."""
+    if site.transport != "ring":
+        return False, False
+    forward, backward = (travellers(length, keys, _widths(site), way) == QUERIES for way in (False, True))
+    return forward, backward
 
 
 def _areas(site: AttentionSite, plans: list[Plan]) -> list[int]:
@@ -54,18 +66,31 @@ def _areas(site: AttentionSite, plans: list[Plan]) -> list[int]:
 
 
 def _ring(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
-    """Forward: keys and values, one hop less than there are steps.  Backward: the same once more, and their gradients
-    in the dtype of sums, which after the last step also make the hop home."""
-    return _round(site, _held(plan)[:steps])
+    """Keys and values, or queries, one hop less than there are steps, and what follows them in as many hops."""
+    forward, backward = (_around(site, plan, steps, backward) for backward in (False, True))
+    return forward, backward
+
+
+def _around(site: AttentionSite, plan: Plan, steps: int, backward: bool) -> int:
+    if travellers(plan.length, plan.keys, _widths(site), backward) == KEYS:
+        return _round(site, _held(plan)[:steps])[backward]
+    ranks = ((plan.rank + step) % plan.world for step in range(steps))
+    return _hops(QUERIES, site, [plan.layout.local_length(plan.length, rank, plan.world) for rank in ranks], backward)
+
+
+def _hops(what: str, site: AttentionSite, here: list[int], backward: bool) -> int:
+    """here: how many tokens a rank has in each step."""
+    there, back = hop_bytes(what, _widths(site), backward)
+    return sum(here[:-1]) * there + sum(here[1:]) * back
+
+
+def _widths(site: AttentionSite) -> Widths:
+    return Widths(site.heads, site.kv_heads, site.head_width, site.value_width, site.item_bytes)
 
 
 def _round(site: AttentionSite, held: list[int]) -> tuple[int, int]:
-    """held: how many keys a rank has in each step."""
-    if len(held) == 1:
-        return 0, 0
-    width = _key_width(site)
-    forward = sum(held[:-1]) * width * site.item_bytes
-    return forward, forward + sum(held) * width * _sum_bytes(site)
+    """Where keys travel.  held: how many a rank has in each step."""
+    return _hops(KEYS, site, held, False), _hops(KEYS, site, held, True)
 
 
 def _held(plan: Plan) -> list[int]:
@@ -131,7 +156,7 @@ def _ring_between(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int
         return 0, 0
     between = make_plan(layout.name, plan.mask, plan.length, plan.world // joined, plan.rank // joined, plan.keys)
     kv_heads = len(own.groups if own.grouped else own.heads)
-    return _ring(replace(site, kv_heads=kv_heads), between, count_steps(between))
+    return _ring(replace(site, heads=len(own.heads), kv_heads=kv_heads), between, count_steps(between))
 
 
 def _dealt(site: AttentionSite, plan: Plan) -> tuple[HeadShare, ...]:

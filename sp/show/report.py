@@ -143,6 +143,8 @@ class Report:
         work = "Work: least, mean and most of all ranks; balance: mean / most."
         if any(each.site.score.visible or each.site.score.bias for each in self._attentions):
             work += "\nMasks of data hide more when the model runs: blocks that they hide are skipped."
+        if any(any(each.costs.visited) for each in self._attentions):
+            note += "\n(q): queries travel and not keys, which takes fewer bytes."
         return f"{table(rows, headers, right=(4, 5, 7))}\n{note}\n{work}"
 
     def _insertion_summary(self) -> str:
@@ -161,7 +163,8 @@ def _attention_row(each: Attention) -> tuple[str, ...]:
     total = sum(costs.area)
     shares = (min(costs.area) / total, 1 / len(costs.area), max(costs.area) / total)
     work = " / ".join(percent(share).removesuffix(" %") for share in shares) + " %"
-    sent = byte_count(max(costs.forward)), byte_count(max(costs.backward))
+    pairs = zip((costs.forward, costs.backward), costs.visited, strict=True)
+    sent = (byte_count(max(bytes_)) + " (q)" * visited for bytes_, visited in pairs)
     return where, site.scores, heads, site.kernel, *sent, work, percent(costs.balance), site.why
 
 
@@ -184,6 +187,7 @@ def _attention_dict(each: Attention) -> dict[str, Any]:
         "sent_backward": list(costs.backward),
         "outer_forward": list(costs.outer_forward),
         "outer_backward": list(costs.outer_backward),
+        "queries_travel": list(costs.visited),
     }
 
 

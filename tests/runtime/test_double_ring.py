@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sp.mask import CAUSAL, FULL, Band
 from sp.plan import count_steps, make_plan
-from sp.runtime import ring
+from sp.runtime import circle
 from sp.runtime.comm import Exchange, World
 from tests.runtime import scored
 from tests.runtime.attention_reference import make_inputs, relative_errors, single, spread_and_gather
@@ -87,19 +87,24 @@ class Recorded:
         return self.exchange.wait()
 
 
-def test_slow_links_have_a_whole_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a mesh of 2 x 3, what each rank posts and awaits: blocks of 2 tokens, 2 key heads of size 8, twice."""
-    events: dict[str, list[str]] = {f"rank {rank}": [] for rank in range(6)}
-    post = ring.post_exchange
+def record(monkeypatch: pytest.MonkeyPatch, events: dict[str, list[str]], inner: int) -> None:
+    """Of blocks of 2 tokens on each rank."""
+    post = circle.post_exchange
 
     def recorded(world: World, sent: Tensor, to: int, room: Tensor, source: int, tag: int) -> Any:
         assert sent.numel() == room.numel() == 2 * 2 * 2 * (8 + 8)
-        what = ("keys", "sums")[tag] + (" inside" if world.size == 3 else " outside")
+        what = ("keys", "sums")[tag] + (" inside" if world.size == inner else " outside")
         mine = events[threading.current_thread().name]
         mine.append(what)
         return Recorded(post(world, sent, to, room, source, tag), what, mine)
 
-    monkeypatch.setattr(ring, "post_exchange", recorded)
+    monkeypatch.setattr(circle, "post_exchange", recorded)
+
+
+def test_slow_links_have_a_whole_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a mesh of 2 x 3, what each rank posts and awaits: blocks of 2 tokens, 2 key heads of size 8, twice."""
+    events: dict[str, list[str]] = {f"rank {rank}": [] for rank in range(6)}
+    record(monkeypatch, events, inner=3)
     spread_and_gather(make_inputs(12), FULL, "striped", "dense", (2, 3), NAME)
     hops = ["keys inside", "keys inside landed"] * 2
     forward = ["keys outside", *hops, "keys outside landed", *hops]
@@ -107,8 +112,19 @@ def test_slow_links_have_a_whole_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found[: len(forward)] == forward
         backward = found[len(forward) :]
         assert [event for event in backward if event.startswith("keys")] == forward
-        assert backward.count("sums inside") == 2 * 3
+        assert backward.count("sums inside") == 2 * 2, "what a turn begins with is added to where it is"
         outside = [event for event in backward if event.startswith("sums outside")]
-        assert outside == ["sums outside", "sums outside landed"] * 2, "handed on, and home"
-        begun, ended = (backward.index(event) for event in outside[:2])
-        assert backward[begun:ended].count("keys inside landed") == 2, "while the keys go round"
+        assert outside == ["sums outside", "sums outside landed"], "home; the own sums never left"
+        assert backward[-1] == "sums outside landed", "after the second half of the own keys"
+
+
+def test_sums_have_a_whole_turn_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a mesh of 3 x 2 those of the second turn are handed on while the third is computed, and then go home."""
+    events: dict[str, list[str]] = {f"rank {rank}": [] for rank in range(6)}
+    record(monkeypatch, events, inner=2)
+    spread_and_gather(make_inputs(12), FULL, "striped", "dense", (3, 2), NAME)
+    for found in events.values():
+        outside = [event for event in found if event.startswith("sums outside")]
+        assert outside == ["sums outside", "sums outside landed"] * 2
+        begun, ended = (found.index(event) for event in outside[:2])
+        assert found[begun:ended].count("sums inside") == 1, "while the third turn's go round"

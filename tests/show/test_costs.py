@@ -3,7 +3,7 @@
 import copy
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any, cast
@@ -12,6 +12,7 @@ import pytest
 import sympy
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import sp
 from sp.layout import find_layout
@@ -75,7 +76,7 @@ def test_ring_sends_un_expanded_keys_and_values_and_gradients_in_the_dtype_of_su
     elements = length // world * 2 * (16 + 24)  # of one rank's keys and values, 2 heads of them
     sums = {2: 4, 4: 4, 8: 8}[item_bytes]
     assert set(costs.forward) == {(world - 1) * elements * item_bytes}
-    assert set(costs.backward) == {(world - 1) * elements * item_bytes + world * elements * sums}
+    assert set(costs.backward) == {(world - 1) * elements * (item_bytes + sums)}
 
 
 @pytest.mark.parametrize("item_bytes", [2, 4, 8])
@@ -118,16 +119,27 @@ def test_a_ring_of_rings_sends_no_more_than_one_ring_but_for_the_turns() -> None
     elements = 8 * 2 * (16 + 24)
     assert set(costs.forward) == {7 * elements * 2}
     assert set(costs.outer_forward) == {elements * 2}
-    assert set(costs.backward) == {7 * elements * 2 + (2 * 4 + 2) * elements * 4}
-    assert set(costs.outer_backward) == {elements * 2 + 2 * elements * 4}
+    assert set(costs.backward) == {7 * elements * (2 + 4)}
+    assert set(costs.outer_backward) == {elements * (2 + 4)}
+
+
+@pytest.mark.parametrize(("queries", "visited"), [(64, (False, False)), (24, (False, True)), (8, (True, True))])
+def test_what_is_less_travels(queries: int, visited: tuple[bool, bool]) -> None:
+    """Queries of 8 heads, or keys and values of 2: decided for each direction."""
+    costs = attention_costs(site(FULL), STRATEGIES["striped"], queries, 4, 128)
+    assert costs.visited == visited
+    keys = 3 * 32 * 2 * (16 + 24) * 2, 3 * 32 * 2 * (16 + 24) * (2 + 4)
+    share = 3 * queries // 4 * 8
+    ways = share * (16 * 2 + (24 + 1) * 4), share * ((16 + 2 * 24) * 2 + 4 + 16 * 4)
+    assert (costs.forward[0], costs.backward[0]) == tuple(map(min, keys, ways))
 
 
 def test_window_ends_the_ring_early() -> None:
-    """Neighbours see each other: one hop of keys there, and one more of gradients home."""
+    """Neighbours see each other: one hop of keys there, and one of gradients home."""
     costs = attention_costs(site(WINDOW), STRATEGIES["ring"], 64, 4)
     elements = 16 * 2 * (16 + 24)
     assert set(costs.forward) == {elements * 2}
-    assert set(costs.backward) == {elements * 2 + 2 * elements * 4}
+    assert set(costs.backward) == {elements * 2 + elements * 4}
 
 
 class Counted:
@@ -152,6 +164,24 @@ class Counted:
         return self._group.alltoall_base(received, sent, source, to)
 
 
+def count_bytes(monkeypatch: pytest.MonkeyPatch, sent: Counter[tuple[int, str]], phases: Mapping[int, str]) -> None:
+    """What attentions send from each rank in each phase."""
+
+    def found(name: str) -> World:
+        world = find_world(name)
+
+        def counted(at: World, prefix: str) -> World:
+            def count(number: int) -> None:
+                sent[world.rank, prefix + phases[world.rank]] += number
+
+            return replace(at, group=cast("Any", Counted(at.group, count))) if at.group else at
+
+        axes = tuple(counted(axis, prefix) for axis, prefix in zip(world.axes, ("outer_", ""), strict=False))
+        return replace(counted(world, ""), axes=axes)
+
+    monkeypatch.setattr(ops, "find_world", found)
+
+
 @pytest.mark.parametrize(
     ("strategy", "dtype"),
     [
@@ -168,20 +198,7 @@ def test_reported_bytes_are_those_that_travel(
     On two axes, 2 x 3, also along which of them it goes."""
     sent: Counter[tuple[int, str]] = Counter()
     phases = dict.fromkeys(range(6), "forward")
-
-    def found(name: str) -> World:
-        world = find_world(name)
-
-        def counted(at: World, prefix: str) -> World:
-            def count(number: int) -> None:
-                sent[world.rank, prefix + phases[world.rank]] += number
-
-            return replace(at, group=cast("Any", Counted(at.group, count))) if at.group else at
-
-        axes = tuple(counted(axis, prefix) for axis, prefix in zip(world.axes, ("outer_", ""), strict=False))
-        return replace(counted(world, ""), axes=axes)
-
-    monkeypatch.setattr(ops, "find_world", found)
+    count_bytes(monkeypatch, sent, phases)
     model = Llama(LlamaConfig(layers=2, heads=4, kv_heads=2, width=32)).to(dtype)
     ids = torch.zeros(1, 17, dtype=torch.long)
 
@@ -201,6 +218,40 @@ def test_reported_bytes_are_those_that_travel(
             assert sent[rank, phase] == 2 * (attention[f"sent_{phase}"][rank] - outer)
             assert sent[rank, f"outer_{phase}"] == 2 * outer
             assert bool(outer) == bool(STRATEGIES[strategy].axes)
+
+
+class Cross(nn.Module):
+    """A short sequence attends to a long one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        q, k = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in (self.q(x), self.kv(memory)))
+        return nn.functional.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(("length", "visited"), [(7, [True, True]), (31, [False, True]), (33, [False, False])])
+def test_queries_that_travel_are_counted(length: int, visited: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: Counter[tuple[int, str]] = Counter()
+    phases = dict.fromkeys(range(3), "forward")
+    count_bytes(monkeypatch, sent, phases)
+    model = Cross()
+    x, memory = torch.randn(1, length, 16), torch.randn(1, 32, 16)
+
+    def train(group: dist.ProcessGroup) -> dict[str, Any]:
+        parallel = sp.parallelize(copy.deepcopy(model), "striped", mesh=group, compile=False)
+        total = parallel(x, memory).sum()
+        phases[group.rank()] = "backward"
+        total.backward()
+        return parallel.report().as_dict()
+
+    for rank, report in enumerate(run_ranks(3, train)):
+        (attention,) = report["attentions"]
+        assert attention["queries_travel"] == visited
+        assert sent[rank, "forward"] == attention["sent_forward"][rank]
+        assert sent[rank, "backward"] == attention["sent_backward"][rank]
 
 
 def test_queries_without_a_sequence() -> None:
