@@ -104,13 +104,13 @@ def make_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys:
     Both sequences are dealt by the same layout; the mask compares their positions."""
     rule = find_layout(layout)
     keys = length if keys is None else keys
-    queries = rule.runs(length, rank, world)
-    steps: list[Step] = []
-    for hop in range(world):
-        source = (rank - hop) % world
-        tiles = _tiles(queries, rule.runs(keys, source, world), mask)
-        steps.append(Step(source, _merge(tiles)))
-    return Plan(rule, mask, length, keys, world, rank, tuple(steps), rule)
+    steps = tuple(make_step(rule, mask, length, keys, world, rank, (rank - hop) % world) for hop in range(world))
+    return Plan(rule, mask, length, keys, world, rank, steps, rule)
+
+
+def make_step(rule: Layout, mask: Band, length: int, keys: int, world: int, rank: int, source: int) -> Step:
+    """One step of the plan of `rank`: its queries against the keys of `source`."""
+    return Step(source, _merge(_tiles(rule.runs(length, rank, world), rule.runs(keys, source, world), mask)))
 
 
 @lru_cache(maxsize=4096)

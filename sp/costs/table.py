@@ -14,14 +14,15 @@ _HEADERS = ("strategy", "step", "attention", "waiting", "sent", "memory", "why")
 
 def estimates_table(estimates: Estimates) -> str:
     """The fastest first; what does not fit into memory last, and marked."""
-    shape = estimates.shape
-    size = f"{shape.layers} layers of width {shape.width:,}, {shape.parameters / 1e9:.1f} billion parameters"
-    head = f"{estimates.length:,} tokens on {estimates.world:,} ranks of {estimates.machine.name}; {size}"
+    work = estimates.workload
+    head = f"{work.length:,} tokens on {estimates.world:,} ranks of {estimates.machine.name}; {work.name}"
     ranked = sorted(estimates.found, key=lambda each: (not each.fits, each.seconds))
     aligned = ("left", *["right"] * 5, "left")
     text = tabulate([_row(each) for each in ranked], _HEADERS, disable_numparse=True, colalign=aligned)
-    note = "Of one rank and one sequence; sent, memory in GiB; why: what an even share at full speed would not take."
-    return "\n".join([head, "", *(line.rstrip() for line in text.splitlines()), note])
+    of = "one sequence" if work.batch == 1 else f"{work.batch} sequences"
+    note = f"Of one rank and {of}; sent, memory in GiB; why: what an even share at full speed would not take."
+    refused = [f"{name}: {why}" for name, why in estimates.refused]
+    return "\n".join([head, "", *(line.rstrip() for line in text.splitlines()), note, *refused])
 
 
 def _row(each: Estimate) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """Transports: seconds against a ring played hop by hop, bytes against those that the report counts from plans."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import sympy
 
-from sp.costs import MACHINES, Machine, ModelShape, Phase
+from sp.costs import MACHINES, AttentionShape, Machine, Phase
 from sp.costs.phase import Job
 from sp.costs.transports import allgather, alltoall, ring
 from sp.layout import LAYOUTS
@@ -16,19 +17,24 @@ from sp.show.costs import attention_costs
 from sp.strategy import STRATEGIES
 from tests.costs import brute
 
-SHAPE = ModelShape(layers=1, width=64, heads=8, kv_heads=2, head_width=16, mlp_width=0, vocab_size=0)
+SHAPE = AttentionShape(heads=8, kv_heads=2, head_width=16, value_width=16, item_bytes=2)
 # Transfers that hide behind all steps, behind the long ones only, and behind none.
 LINKS = (1e15, 2e10, 1e8)
 
 
-def job(world: int, local: int = 64, link: float = 1e12, shape: ModelShape = SHAPE, tile: int = 8) -> Job:
+def job(world: int, local: int = 64, link: float = 1e12, tile: int = 8) -> Job:
     chip = replace(MACHINES["a100"], link_bandwidth=link, link_latency=1e-9, ranks_per_node=64, tile=(tile, tile))
-    return Job(shape, chip, local, world)
+    return Job(SHAPE, chip, local, world, local)
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("mask", [CAUSAL, FULL], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "mask"),
+    [
+        *product(LAYOUTS, (CAUSAL, FULL)),
+        *product(("contiguous", "striped"), (Band(100, 0), Band(20, 9))),
+    ],
+)
 def test_a_ring_hop_by_hop(layout: str, mask: Band, link: float) -> None:
     for world in (1, 2, 3, 4, 7):
         task = job(world, link=link)
@@ -58,15 +64,16 @@ def test_the_hops_of_that_test_are_sometimes_hidden() -> None:
     assert 0 < waits[1] < waits[2]
 
 
+@pytest.mark.parametrize("mask", [CAUSAL, FULL, Band(13, 0), Band(2, 2)], ids=str)
 @pytest.mark.parametrize("strategy", [name for name, each in STRATEGIES.items() if each.transport == "ring"])
-def test_the_report_counts_the_same_bytes(strategy: str) -> None:
+def test_the_report_counts_the_same_bytes(strategy: str, mask: Band) -> None:
     symbol, world, local = sympy.Symbol("S"), 5, 12
     site = AttentionSite(
-        "attention", "", CAUSAL, symbol, symbol, SHAPE.heads, SHAPE.kv_heads, SHAPE.head_width, SHAPE.head_width,
+        "attention", "", mask, symbol, symbol, SHAPE.heads, SHAPE.kv_heads, SHAPE.head_width, SHAPE.head_width,
         item_bytes=2, kernel="dense", why="", score=Score(), words=(), transport="ring",
     )  # fmt: skip
     counted = attention_costs(site, STRATEGIES[strategy], local * world, world)
-    found = ring(job(world, local), STRATEGIES[strategy].layout, CAUSAL)
+    found = ring(job(world, local), STRATEGIES[strategy].layout, mask)
     assert set(counted.forward) == {found.forward.sent}
     assert set(counted.backward) == {found.backward.sent}
 
