@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from sp.errors import StrategyError
-from sp.executable import build
+from sp import costs
+from sp.costs import Estimates, Machine, ModelShape, find_machine
+from sp.errors import InputError, StrategyError
+from sp.executable import build, estimate_call
 from sp.module import ParallelModule
 from sp.options import Options
 from sp.passes.input_dims import SequenceDim
@@ -22,6 +24,7 @@ from sp.show import Report
 from sp.strategy import find_strategy
 from sp.validation import CheckReport, check_call
 
+AUTO = "auto"
 Form = Literal["global", "local"]
 
 
@@ -39,11 +42,13 @@ def parallelize(
     kernel: str | None = None,
     generator: torch.Generator | None = None,
     validate: bool = False,
+    machine: Machine | str | None = None,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
     model: any nn.Module that torch.export can trace.  Its parameters are shared with the result, not copied.
-    strategy: a name in `sp.STRATEGIES`.
+    strategy: a name in `sp.STRATEGIES`, or "auto": the first capture takes the fastest that fits into memory, as
+        `sp.estimate` sees it, and the report shows what it compared.  Later captures keep it.
     mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.
     example_args, example_kwargs: given, the model is captured now instead of at its first call.
     sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
@@ -55,11 +60,12 @@ def parallelize(
     generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
     validate: True tries every capture as `sp.check` does, on each rank by itself, before it first runs: a second
         capture and some seconds, for a copy of the model on the CPU; ValidationError, on all ranks, if it is not exact.
+    machine: a name in `sp.costs.MACHINES` or one of your own, for "auto"; None goes by the device of the parameters.
 
-    Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError,
+    Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     options = _options(strategy, _group_name(mesh), sequence_dim, inputs, outputs, compile, kernel)
-    options = replace(options, generator=generator, validate=validate)
+    options = replace(options, generator=generator, validate=validate, machine=_machine(machine))
     _check_plain(model)
     parallel = ParallelModule(model, options)
     if example_args is not None or example_kwargs is not None:
@@ -77,13 +83,62 @@ def inspect(
     sequence_dim: SequenceDim = 1,
     outputs: OutputForm = "global",
     kernel: str | None = None,
+    machine: Machine | str | None = None,
 ) -> Report:
     """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group."""
     _check_plain(model)
     options = _options(strategy, "", sequence_dim, "global", outputs, False, kernel)
+    options = replace(options, machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
-    executable = build(model, request, request.lengths, options)
-    return Report(executable.program, world_size, request.lengths, executable.captured)
+    executable = build(model, request, request.lengths, options, (world_size,))
+    return Report(executable.program, world_size, request.lengths, executable.captured, executable.estimates)
+
+
+def estimate(
+    model: ModelShape | nn.Module,
+    length: int,
+    world: int,
+    machine: Machine | str,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    sequence_dim: SequenceDim = 1,
+    outputs: OutputForm = "global",
+    causal: bool = True,
+    recompute: bool = False,
+    strategies: Sequence[str] | None = None,
+) -> Estimates:
+    """What one training step over `length` tokens would take on `world` ranks, for each strategy.
+
+        llama = sp.costs.ModelShape(layers=32, width=4096, heads=32, kv_heads=8, head_width=128,
+                                    mlp_width=14336, vocab_size=128256)
+        estimates = sp.estimate(llama, 1_048_576, 64, "h100")
+        print(estimates)  # a table, with reasons
+        estimates.best.strategy.name  # for sp.parallelize
+
+        sp.estimate(model, 1_048_576, 64, "h100", args=(ids,), kwargs={"labels": ids})  # any model, meta ones too
+
+    model: the sizes of a decoder, for one sequence, causal or not; or a model, which is captured as `parallelize` would
+        capture the call of args and kwargs, and weighed with its own masks, for a batch as the call has it.
+    length: of the first sequence of the call, whatever its length in args; others are as long as there.
+    machine: a name in `sp.costs.MACHINES`, or one of your own.
+    recompute: of sizes only: activations of a block, but those of attention, are computed again in backward.
+    strategies: names; None takes all that a mesh of one axis can run.
+
+    Nothing is run and no process group is needed; a world of 4,096 takes no longer than one of 2.  The length is
+    rounded up until each rank has the same even number of tokens.  docs/costs.md says what the model leaves out.
+
+    Raises StrategyError for an unknown strategy or machine or a world without ranks, InputError for fewer tokens than
+    ranks and for arguments that do not fit, UnsupportedModelError for a model that cannot be captured."""
+    if isinstance(model, ModelShape):
+        return costs.estimate(model, length, world, machine, causal=causal, recompute=recompute, strategies=strategies)
+    if recompute or not causal:
+        raise InputError("causal and recompute are for a ModelShape", needed="a model's own masks, and all it keeps")
+    _check_plain(model)
+    options = replace(_options("auto", "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
+    request = Request.of(model, args, kwargs or {}, sequence_dim)
+    names = None if strategies is None else tuple(map(find_strategy, strategies))
+    return estimate_call(model, request, (length, *request.lengths[1:]), options, (world,), names)
 
 
 def check(
@@ -114,6 +169,8 @@ def check(
     _check_plain(model)
     if world_size < 1:
         raise StrategyError(f"a world of {world_size} ranks", needed="at least one rank")
+    if strategy == AUTO:
+        raise StrategyError("there is nothing to check of 'auto': it depends on length and machine", needed="a name")
     options = _options(strategy, "", sequence_dim, "global", "global", False, kernel)
     return check_call(model, args, kwargs or {}, options, world_size, lengths=lengths, dtype=dtype)
 
@@ -138,7 +195,12 @@ def _options(
         raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed="'global' or 'local'")
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
-    return Options(find_strategy(strategy), group, sequence_dim, inputs == "local", outputs, compiled, kernel)
+    named = None if strategy == AUTO else find_strategy(strategy)
+    return Options(named, group, sequence_dim, inputs == "local", outputs, compiled, kernel)
+
+
+def _machine(machine: Machine | str | None) -> Machine | None:
+    return None if machine is None else find_machine(machine)
 
 
 def _group_name(mesh: object) -> str:

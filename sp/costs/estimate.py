@@ -126,12 +126,12 @@ def estimate_workload(
 def _estimate(work: Workload, world: int, machine: Machine, strategy: Strategy) -> Estimate:
     assert strategy.transport in TRANSPORTS, f"the cost model has no line for the transport {strategy.transport!r}"
     local = _share(work.length, world)
-    priced = [_price(each, work.batch, world, machine, strategy) for each in work.attentions]
+    priced = [_price(each, world, machine, strategy) for each in work.attentions]
     forward = sum((each.attention.forward * each.count for each in priced), _NOTHING)
     backward = sum((each.attention.backward * each.count for each in priced), _NOTHING) if work.trains else _NOTHING
     outputs = _gathered(local * work.output_bytes, world, machine)
     dense = (local * work.token_flops + work.shared_flops) * (work.repeats if work.trains else 1) / machine.matmul_flops
-    buffers = max((each.attention.buffers * work.batch for each in priced), default=0.0)
+    buffers = max((each.attention.buffers * each.batch for each in priced), default=0.0)
     memory = local * work.token_bytes + work.shared_bytes + buffers + work.state_bytes
     why = reasons(priced, outputs, dense, work.trains)
     return Estimate(strategy, forward, backward, outputs, dense, memory, memory <= machine.memory, why)
@@ -142,13 +142,13 @@ def _share(total: int, world: int) -> int:
     return 2 * -(-total // (2 * world))
 
 
-def _price(each: Attending, batch: int, world: int, machine: Machine, strategy: Strategy) -> Priced:
+def _price(each: Attending, world: int, machine: Machine, strategy: Strategy) -> Priced:
     """A batch is so many attentions that share their messages: each of them pays a part of the latency."""
-    part = machine.with_latency_of(1 / batch)
+    part = machine.with_latency_of(1 / each.batch)
     local, keys = each.queries if each.shared else _share(each.queries, world), _share(each.keys, world)
     transport = TRANSPORTS["merge" if each.shared else strategy.transport]
     job = Job(each.shape, part, local, world, keys)
-    return Priced(job, transport(job, strategy.layout, each.mask), each.count * batch)
+    return Priced(job, transport(job, strategy.layout, each.mask), each.batch, each.count * each.batch)
 
 
 def _gathered(bytes_: float, world: int, machine: Machine) -> Phase:

@@ -13,10 +13,11 @@ _LEAST = 0.005  # of the step: smaller losses are not worth a word
 
 @dataclass(frozen=True)
 class Priced:
-    """Attentions that are alike: one of them, and how many there are."""
+    """Attentions that are alike.  attention: one of one sequence.  batch: sequences of one layer.  count: of all."""
 
     job: Job
     attention: Attention
+    batch: int
     count: int
 
     def seconds(self, pairs: float) -> float:

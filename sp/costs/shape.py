@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from sp.costs.workload import AttentionShape, Attending, Workload
+from sp.costs.workload import Attending, AttentionShape, Workload
 from sp.errors import InputError
 from sp.mask import CAUSAL, FULL
 

@@ -38,7 +38,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class Attending:
-    """Attentions that are alike.  count: how many.  mask: what is known of it beforehand.
+    """Attentions that are alike.  count: how many.  batch: sequences of each.  mask: what is known of it beforehand.
     queries, keys: how many, in the whole sequences.  shared: every rank has all queries (they have no sequence)."""
 
     shape: AttentionShape
@@ -46,6 +46,7 @@ class Attending:
     queries: int
     keys: int
     count: int
+    batch: int = 1
     shared: bool = False
 
 
@@ -66,9 +67,13 @@ class Workload:
     token_flops: float
     token_bytes: float
     state_bytes: float
-    batch: int = 1
     trains: bool = True
     repeats: int = 3
     shared_flops: float = 0.0
     shared_bytes: float = 0.0
     output_bytes: float = 0.0
+
+    @property
+    def batch(self) -> int:
+        """Sequences that are attended to at once."""
+        return max((each.batch for each in self.attentions), default=1)

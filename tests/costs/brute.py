@@ -33,7 +33,7 @@ def ring_clock(job: Job, steps: list[Work], backward: bool) -> tuple[float, floa
     """Seconds of a ring, hop by hop, and the bytes that a rank sends.
 
     In a step the next keys are under way, and in backward the gradients that the step before made; a step ends when it
-    is computed and what was under way has come.  Then the last gradients go home.  A ring ends where nobody has work."""
+    is computed and what was under way has come.  Then the last gradients go home.  It ends where nobody has work."""
     while steps[-1] == Work():
         steps = steps[:-1]
     clock, sent = 0.0, 0.0
