@@ -73,7 +73,7 @@ def check_call(
         for row in compare(mine, whole, shaken, precision, f"{trial.tokens}, rank {rank}")
     ]
     name, text = type(model).__name__, str(precision).removeprefix("torch.")
-    bound, strategy = tolerance(precision), options.strategy.name
+    bound, strategy = tolerance(precision), options.chosen.name
     first = tuple(sizes[0] for sizes in tried)
     return CheckReport(name, strategy, world, first, reference.name, text, bound, worst_rows(rows))
 

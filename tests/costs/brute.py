@@ -32,18 +32,21 @@ def computed_pairs(tile: Tile, rows: int, columns: int) -> int:
 def ring_clock(job: Job, steps: list[Work], backward: bool) -> tuple[float, float]:
     """Seconds of a ring, hop by hop, and the bytes that a rank sends.
 
-    In a step the next keys are under way, and in backward the gradients that the step before made; a step ends when it
-    is computed and what was under way has come.  Then the last gradients go home."""
+    In a step the next keys are under way, and in backward the gradients of others' keys that the step before made; a
+    step ends when it is computed and what was under way has come.  In backward the step on the rank's own keys is cut
+    in two, first and last, so that the last gradients go home in one.  It ends where nobody has work."""
+    while steps[-1] == Work():
+        steps = steps[:-1]
+    seconds, hops = [job.compute(work, backward) + job.merge(work, backward) for work in steps], len(steps) - 1
+    if backward and hops:
+        seconds = [seconds[0] / 2, *seconds[1:], seconds[0] / 2]
     clock, sent = 0.0, 0.0
-    for number, work in enumerate(steps):
-        under_way = job.kv_bytes if number < len(steps) - 1 else 0
-        under_way += job.gradient_bytes if backward and number > 0 else 0
+    for number, computed in enumerate(seconds):
+        under_way = job.kv_bytes if number < hops else 0
+        under_way += job.gradient_bytes if backward and number > 1 else 0
         transfer = job.machine.hop(under_way, job.world) if under_way else 0.0
-        clock += max(job.compute(work, backward) + job.merge(work, backward), transfer)
+        clock += max(computed, transfer)
         sent += under_way
-    if backward and len(steps) > 1:
-        clock += job.machine.hop(job.gradient_bytes, job.world)
-        sent += job.gradient_bytes
     return clock, sent
 
 

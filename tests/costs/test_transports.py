@@ -1,13 +1,14 @@
 """Transports: seconds against a ring played hop by hop, bytes against those that the report counts from plans."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import sympy
 
-from sp.costs import MACHINES, Machine, ModelShape, Phase
+from sp.costs import MACHINES, AttentionShape, Machine, Phase
 from sp.costs.phase import Job
-from sp.costs.transports import allgather, alltoall, ring
+from sp.costs.transports import TRANSPORTS, allgather, alltoall, double_ring, ring
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, FULL, Band
 from sp.program import AttentionSite
@@ -16,19 +17,24 @@ from sp.show.costs import attention_costs
 from sp.strategy import STRATEGIES
 from tests.costs import brute
 
-SHAPE = ModelShape(layers=1, width=64, heads=8, kv_heads=2, head_width=16, mlp_width=0, vocab_size=0)
+SHAPE = AttentionShape(heads=8, kv_heads=2, head_width=16, value_width=16, item_bytes=2)
 # Transfers that hide behind all steps, behind the long ones only, and behind none.
 LINKS = (1e15, 2e10, 1e8)
 
 
-def job(world: int, local: int = 64, link: float = 1e12, shape: ModelShape = SHAPE, tile: int = 8) -> Job:
+def job(world: int, local: int = 64, link: float = 1e12, tile: int = 8) -> Job:
     chip = replace(MACHINES["a100"], link_bandwidth=link, link_latency=1e-9, ranks_per_node=64, tile=(tile, tile))
-    return Job(shape, chip, local, world)
+    return Job(SHAPE, chip, local, world, local)
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("mask", [CAUSAL, FULL], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "mask"),
+    [
+        *product(LAYOUTS, (CAUSAL, FULL)),
+        *product(("contiguous", "striped"), (Band(100, 0), Band(20, 9))),
+    ],
+)
 def test_a_ring_hop_by_hop(layout: str, mask: Band, link: float) -> None:
     for world in (1, 2, 3, 4, 7):
         task = job(world, link=link)
@@ -58,29 +64,70 @@ def test_the_hops_of_that_test_are_sometimes_hidden() -> None:
     assert 0 < waits[1] < waits[2]
 
 
+@pytest.mark.parametrize("mask", [CAUSAL, FULL, Band(13, 0), Band(2, 2)], ids=str)
 @pytest.mark.parametrize("strategy", [name for name, each in STRATEGIES.items() if each.transport == "ring"])
-def test_the_report_counts_the_same_bytes(strategy: str) -> None:
+def test_the_report_counts_the_same_bytes(strategy: str, mask: Band) -> None:
     symbol, world, local = sympy.Symbol("S"), 5, 12
     site = AttentionSite(
-        "attention", "", CAUSAL, symbol, symbol, SHAPE.heads, SHAPE.kv_heads, SHAPE.head_width, SHAPE.head_width,
+        "attention", "", mask, symbol, symbol, SHAPE.heads, SHAPE.kv_heads, SHAPE.head_width, SHAPE.head_width,
         item_bytes=2, kernel="dense", why="", score=Score(), words=(), transport="ring",
     )  # fmt: skip
     counted = attention_costs(site, STRATEGIES[strategy], local * world, world)
-    found = ring(job(world, local), STRATEGIES[strategy].layout, CAUSAL)
+    found = ring(job(world, local), STRATEGIES[strategy].layout, mask)
     assert set(counted.forward) == {found.forward.sent}
     assert set(counted.backward) == {found.backward.sent}
 
 
-def test_allgather_sends_what_a_ring_does_but_the_hop_home_and_hides_nothing() -> None:
+def test_allgather_sends_what_a_ring_does_and_hides_nothing() -> None:
     task = job(6, link=1e6)
     hop = task.machine.hop(task.kv_bytes, 6), task.machine.hop(task.gradient_bytes, 6)
     found, beside = allgather(task, "zigzag", CAUSAL), ring(task, "zigzag", CAUSAL)
     assert found.forward.sent == beside.forward.sent
-    assert found.backward.sent == beside.backward.sent - task.gradient_bytes
+    assert found.backward.sent == beside.backward.sent
     assert found.forward.exposed == pytest.approx(5 * hop[0])
     assert found.backward.exposed == pytest.approx(5 * (hop[0] + hop[1]))
     assert found.forward.merge == found.backward.merge == 0
     assert found.forward.compute == pytest.approx(beside.forward.compute)
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, FULL], ids=str)
+@pytest.mark.parametrize("name", ["usp", "usp_zigzag", "double_ring"])
+def test_the_report_counts_the_same_bytes_on_two_axes(name: str, mask: Band) -> None:
+    """Of equal tokens; an all-to-all is counted for heads that divide, and for the log of sums not at all."""
+    symbol, local, strategy = sympy.Symbol("S"), 12, STRATEGIES[name].on((3, 2))
+    site = AttentionSite(
+        "attention", "", mask, symbol, symbol, SHAPE.heads, SHAPE.kv_heads, SHAPE.head_width, SHAPE.head_width,
+        item_bytes=2, kernel="dense", why="", score=Score(), words=(), transport=strategy.transport,
+    )  # fmt: skip
+    counted = attention_costs(site, strategy, local * 6, 6)
+    found = TRANSPORTS[strategy.transport](replace(job(6, local), inner=2), strategy.layout, mask)
+    logs = local * SHAPE.heads // 2 * 4 if strategy.transport == "alltoall" else 0
+    assert set(counted.forward) == {found.forward.sent + logs}
+    if name == "double_ring":
+        assert set(counted.backward) == {found.backward.sent}
+
+
+def test_slow_hops_have_the_time_of_a_turn() -> None:
+    """With 4 neighbours a node's link of a quarter of the speed is hidden as well as theirs; of a tenth it is not."""
+    nodes = replace(job(16).machine, ranks_per_node=4, link_bandwidth=1e10, node_latency=4e-9)
+
+    def waits(node_bandwidth: float, inner: int | None) -> float:
+        machine = replace(nodes, node_bandwidth=node_bandwidth)
+        return double_ring(replace(job(16), machine=machine, inner=inner), "striped", CAUSAL).forward.exposed
+
+    near = ring(replace(job(16), machine=replace(nodes, ranks_per_node=16)), "striped", CAUSAL).forward.exposed
+    assert waits(2.5e9, 4) == pytest.approx(near)
+    assert near < waits(1e9, 4) < waits(1e9, None)
+
+
+def test_an_all_to_all_inside_of_nodes_and_a_ring_between_them() -> None:
+    """Links inside and between nodes; heads that divide, so that nothing is computed twice."""
+    task = replace(job(8), machine=replace(job(8).machine, ranks_per_node=4, node_bandwidth=1e9))
+    found = alltoall(replace(task, inner=4), "striped/4", CAUSAL)
+    inside = alltoall(replace(task, world=4), "contiguous", CAUSAL)
+    assert found.forward.exposed > inside.forward.exposed + task.machine.hop(0, 8)
+    assert found.even == pytest.approx(64 * 8 * (64 * 8 + 1) / 2 / 8)
+    assert found.critical == pytest.approx(found.even, rel=2e-2)
 
 
 def test_alltoall_sends_less_the_more_ranks_there_are() -> None:
