@@ -5,6 +5,7 @@ Some take a mesh of two axes: the outer one over slow links, the inner one betwe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -56,12 +57,16 @@ def find_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def candidates(shape: tuple[int, ...]) -> list[Strategy]:
-    """All that a mesh of this shape can run, on it."""
-    return [each.on(shape) for each in STRATEGIES.values() if max(1, len(each.axes)) == len(shape)]
+def candidates(size: int | tuple[int, ...], names: Sequence[str] | None = None) -> list[Strategy]:
+    """All that a mesh of this shape can run, on it; or those of these names, and StrategyError if it cannot run one."""
+    shape = (size,) if isinstance(size, int) else size
+    if names is None:
+        return [each.on(shape) for each in STRATEGIES.values() if max(1, len(each.axes)) == len(shape)]
+    known = (bind_size(find_strategy(name), size)[0] for name in names)
+    return [each for each in known if each is not None]
 
 
-def bind_size(strategy: Strategy | None, size: int | tuple[int, int]) -> tuple[Strategy | None, tuple[int, ...]]:
+def bind_size(strategy: Strategy | None, size: int | tuple[int, ...]) -> tuple[Strategy | None, tuple[int, ...]]:
     """The strategy on a world of this size without any process group, and the shape of that.
 
     strategy: None is any that takes so many axes.  StrategyError: the size has not the axes that the strategy takes."""
@@ -79,8 +84,10 @@ def place(
     one, two: what to write for a mesh of one axis, and of two: with places for their `shape` and `axes`, their names.
     names: what the axes at hand are called."""
     count = len(shape)
-    if count == (min(count, 2) if strategy is None else max(1, len(strategy.axes))):
-        return strategy and strategy.on(shape)
+    if strategy is None and count <= 2:
+        return strategy
+    if strategy is not None and count == max(1, len(strategy.axes)):
+        return strategy.on(shape)
     found = f"the mesh has {count} ax{'is' if count == 1 else 'es'}: {names or shape}"
     if strategy is None or not strategy.axes:
         raise StrategyError(found, needed="one axis, the one along which the sequence is spread", remedy=one)

@@ -1,5 +1,6 @@
 """Meshes of two axes: what is refused and what to write instead, the shape in the digest, and shards by hand."""
 
+import copy
 import re
 from dataclasses import replace
 from typing import Any
@@ -117,7 +118,7 @@ def test_local_inputs_and_shards_by_hand(name: str) -> None:
     right = plain(ids).logits.detach()
 
     def rank(mesh: sp.MeshGroups) -> float:
-        parallel = sp.parallelize(llama(), name, mesh=mesh, inputs="local", outputs="local", compile=False)
+        parallel = sp.parallelize(copy.deepcopy(plain), name, mesh=mesh, inputs="local", outputs="local", compile=False)
         mine = parallel.layout.shard(ids, 1)
         assert mine.tolist() == [[int(ids[0, p]) for p in parallel.layout.positions(length)]]
         logits = parallel(mine).logits

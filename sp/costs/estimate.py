@@ -14,7 +14,7 @@ from sp.costs.table import estimates_table
 from sp.costs.transports import TRANSPORTS
 from sp.costs.workload import Attending, Workload
 from sp.errors import InputError, StrategyError
-from sp.strategy import Strategy, bind_size, candidates, find_strategy
+from sp.strategy import Strategy, bind_size, candidates
 
 _NOTHING = Phase(0.0, 0.0, 0.0, 0.0)
 
@@ -101,8 +101,7 @@ def estimate(
 ) -> Estimates:
     """The estimates of a model that is known by its sizes; see `sp.estimate`."""
     _, mesh = bind_size(None, world)
-    named = [bind_size(find_strategy(name), world)[0] for name in strategies or ()]
-    known = [each for each in named if each is not None] or candidates(mesh)
+    known = candidates(mesh, strategies)
     work = shape.workload(length, causal=causal, recompute=recompute)
     return estimate_workload(work, prod(mesh), find_machine(machine), known)
 

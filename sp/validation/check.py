@@ -65,7 +65,7 @@ def check_call(
         trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
         precision = _precision(executable.captured)
         reference = _reference(executable, plain, given, trials, torch.finfo(precision).eps)
-        found = _transformed(executable, plain, trials, world, options.strategy.shape)
+        found = _transformed(executable, plain, trials, world, options.chosen.shape)
     rows = [
         row
         for rank, seen in enumerate(found)
