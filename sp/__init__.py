@@ -14,6 +14,7 @@ from sp.errors import (
     UnsupportedModelError,
     ValidationError,
 )
+from sp.mesh import MeshGroups
 from sp.module import ParallelModule
 from sp.register import register_rule
 from sp.strategy import STRATEGIES
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "STRATEGIES",
     "InputError",
+    "MeshGroups",
     "ParallelModule",
     "RankMismatchError",
     "RuleError",

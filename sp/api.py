@@ -7,21 +7,20 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from sp import costs
 from sp.costs import Estimates, Machine, ModelShape, find_machine
 from sp.errors import InputError, StrategyError
 from sp.executable import build, estimate_call
+from sp.mesh import Mesh, axes_of, bind_mesh, bind_size, mesh_size
 from sp.module import ParallelModule
 from sp.options import Options
 from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.request import Request
 from sp.show import Report
-from sp.strategy import find_strategy
+from sp.strategy import STRATEGIES, Strategy, find_strategy
 from sp.validation import CheckReport, check_call
 
 AUTO = "auto"
@@ -32,7 +31,7 @@ def parallelize(
     model: nn.Module,
     strategy: str = "striped",
     *,
-    mesh: DeviceMesh | dist.ProcessGroup | None = None,
+    mesh: Mesh = None,
     example_args: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
     sequence_dim: SequenceDim = 1,
@@ -49,7 +48,8 @@ def parallelize(
     model: any nn.Module that torch.export can trace.  Its parameters are shared with the result, not copied.
     strategy: a name in `sp.STRATEGIES`, or "auto": the first capture takes the fastest that fits into memory, as
         `sp.estimate` sees it, and the report shows what it compared.  Later captures keep it.
-    mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.
+    mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.  Strategies
+        of two axes take a two-dimensional DeviceMesh, whose second axis are neighbours, or `sp.MeshGroups`.
     example_args, example_kwargs: given, the model is captured now instead of at its first call.
     sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
@@ -64,7 +64,8 @@ def parallelize(
 
     Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
-    options = _options(strategy, _group_name(mesh), sequence_dim, inputs, outputs, compile, kernel)
+    bound, group = bind_mesh(_first(strategy, axes_of(mesh)), mesh)
+    options = _options(strategy, bound, group, sequence_dim, inputs, outputs, compile, kernel)
     options = replace(options, generator=generator, validate=validate, machine=_machine(machine))
     _check_plain(model)
     parallel = ParallelModule(model, options)
@@ -79,25 +80,29 @@ def inspect(
     kwargs: Mapping[str, Any] | None = None,
     *,
     strategy: str = "striped",
-    world_size: int = 8,
+    world_size: int | tuple[int, int] = 8,
     sequence_dim: SequenceDim = 1,
     outputs: OutputForm = "global",
     kernel: str | None = None,
     machine: Machine | str | None = None,
 ) -> Report:
-    """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group."""
+    """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group.
+
+    world_size: (outer, inner) for strategies of two axes."""
     _check_plain(model)
-    options = _options(strategy, "", sequence_dim, "global", outputs, False, kernel)
+    shape = mesh_size(world_size)
+    bound, world = bind_size(_first(strategy, len(shape)), world_size)
+    options = _options(strategy, bound, "", sequence_dim, "global", outputs, False, kernel)
     options = replace(options, machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
-    executable = build(model, request, request.lengths, options, (world_size,))
-    return Report(executable.program, world_size, request.lengths, executable.captured, executable.estimates)
+    executable = build(model, request, request.lengths, options, shape)
+    return Report(executable.program, world, request.lengths, executable.captured, executable.estimates)
 
 
 def estimate(
     model: ModelShape | nn.Module,
     length: int,
-    world: int,
+    world: int | tuple[int, int],
     machine: Machine | str,
     *,
     args: Sequence[Any] = (),
@@ -121,24 +126,29 @@ def estimate(
     model: the sizes of a decoder, for one sequence, causal or not; or a model, which is captured as `parallelize` would
         capture the call of args and kwargs, and weighed with its own masks, for a batch as the call has it.
     length: of the first sequence of the call, whatever its length in args; others are as long as there.
+    world: (outer, inner) of a mesh of two axes, for the strategies that take one.
     machine: a name in `sp.costs.MACHINES`, or one of your own.
     recompute: of sizes only: activations of a block, but those of attention, are computed again in backward.
-    strategies: names; None takes all that a mesh of one axis can run.
+    strategies: names; None takes all that such a mesh can run.
 
     Nothing is run and no process group is needed; a world of 4,096 takes no longer than one of 2.  The length is
     rounded up until each rank has the same even number of tokens.  docs/costs.md says what the model leaves out.
 
     Raises StrategyError for an unknown strategy or machine or a world without ranks, InputError for fewer tokens than
     ranks and for arguments that do not fit, UnsupportedModelError for a model that cannot be captured."""
+    shape = mesh_size(world)
     if isinstance(model, ModelShape):
-        return costs.estimate(model, length, world, machine, causal=causal, recompute=recompute, strategies=strategies)
+        return costs.estimate(model, length, shape, machine, causal=causal, recompute=recompute, strategies=strategies)
     if recompute or not causal:
         raise InputError("causal and recompute are for a ModelShape", needed="a model's own masks, and all it keeps")
     _check_plain(model)
-    options = replace(_options("auto", "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
+    bound, _ = bind_size(_first(AUTO, len(shape)), world)
+    options = replace(
+        _options(AUTO, bound, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine)
+    )
     request = Request.of(model, args, kwargs or {}, sequence_dim)
-    names = None if strategies is None else tuple(map(find_strategy, strategies))
-    return estimate_call(model, request, (length, *request.lengths[1:]), options, (world,), names)
+    names = None if strategies is None else tuple(strategies)
+    return estimate_call(model, request, (length, *request.lengths[1:]), options, shape, names)
 
 
 def check(
@@ -146,7 +156,7 @@ def check(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    world_size: int = 4,
+    world_size: int | tuple[int, int] = 4,
     strategy: str = "striped",
     sequence_dim: SequenceDim = 1,
     lengths: Sequence[int] | None = None,
@@ -159,6 +169,7 @@ def check(
     the gradients of all parameters and of the inputs that require them (of the output named `loss`, and of all
     floating outputs, each element weighted at random), and what the call changes in buffers and inputs.
 
+    world_size: (outer, inner) for strategies of two axes.
     args, kwargs: an example; tried are inputs of its structure and of its elements, of other lengths.
     lengths: along the sequence; None takes one that divides over the ranks and one that does not.  Windows and chunks
         of a model are tried only at lengths beyond them.
@@ -167,12 +178,11 @@ def check(
     Raises UnsupportedModelError where the model is refused, InputError where there is nothing to try, and
     ValidationError where the transformed program fails.  Errors of a program that runs are in the report."""
     _check_plain(model)
-    if world_size < 1:
-        raise StrategyError(f"a world of {world_size} ranks", needed="at least one rank")
     if strategy == AUTO:
         raise StrategyError("there is nothing to check of 'auto': it depends on length and machine", needed="a name")
-    options = _options(strategy, "", sequence_dim, "global", "global", False, kernel)
-    return check_call(model, args, kwargs or {}, options, world_size, lengths=lengths, dtype=dtype)
+    bound, world = bind_size(find_strategy(strategy), world_size)
+    options = _options(strategy, bound, "", sequence_dim, "global", "global", False, kernel)
+    return check_call(model, args, kwargs or {}, options, world, lengths=lengths, dtype=dtype)
 
 
 def _check_plain(model: nn.Module) -> None:
@@ -182,6 +192,7 @@ def _check_plain(model: nn.Module) -> None:
 
 def _options(
     strategy: str,
+    bound: Strategy,
     group: str,
     sequence_dim: SequenceDim,
     inputs: str,
@@ -195,25 +206,17 @@ def _options(
         raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed="'global' or 'local'")
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
-    named = None if strategy == AUTO else find_strategy(strategy)
+    named = None if strategy == AUTO else bound
     return Options(named, group, sequence_dim, inputs == "local", outputs, compiled, kernel)
+
+
+def _first(strategy: str, axes: int) -> Strategy:
+    """The strategy of that name; for "auto" any that takes so many axes: it binds the mesh, and another is chosen."""
+    if strategy != AUTO:
+        return find_strategy(strategy)
+    known = list(STRATEGIES.values())
+    return next((each for each in known if each.takes(axes)), known[0])
 
 
 def _machine(machine: Machine | str | None) -> Machine | None:
     return None if machine is None else find_machine(machine)
-
-
-def _group_name(mesh: object) -> str:
-    if mesh is None:
-        return dist.group.WORLD.group_name if dist.is_initialized() and dist.group.WORLD is not None else ""
-    if isinstance(mesh, DeviceMesh):
-        if mesh.ndim != 1:
-            raise StrategyError(
-                f"the mesh has {mesh.ndim} axes: {mesh.mesh_dim_names or tuple(mesh.shape)}",
-                needed="one axis, the one along which the sequence is spread",
-                remedy="pass one axis of it, as in mesh['sp']",
-            )
-        return mesh.get_group().group_name
-    if isinstance(mesh, dist.ProcessGroup):
-        return mesh.group_name
-    raise StrategyError(f"mesh is a {type(mesh).__name__}", needed="a DeviceMesh, a ProcessGroup or None")

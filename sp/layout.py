@@ -8,12 +8,19 @@ symbolic lengths too.
     contiguous           0 1 2 3       4 5 6 7
     striped              0 2 4 6       1 3 5 7        Brandon et al. 2023, section 3
     zigzag               0 1 6 7       2 3 4 5
+
+A nested layout deals to groups of neighbours, who cut what their group holds into contiguous parts:
+
+    length=12, world=4   rank 0        rank 1        rank 2        rank 3
+    striped/2            0 2 4         6 8 10        1 3 5         7 9 11
+    zigzag/2             0 1 2         9 10 11       3 4 5         6 7 8
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sp.errors import StrategyError
 
@@ -63,6 +70,54 @@ class Layout:
         whole = stop is length
         return first, sum(run.length if whole else run.count_below(stop) for run in runs)
 
+    def nesting(self, world: int) -> tuple[Layout, int]:
+        """How it deals to groups of neighbours, and how many ranks make one, whose parts joined are the group's."""
+        return (self, world if self.deal is _contiguous else 1)
+
+
+@dataclass(frozen=True)
+class _Nested(Layout):
+    """`base` deals to groups of `inner` neighbours; a group's tokens, in local order, are cut evenly up to one."""
+
+    base: Layout
+    inner: int
+
+    def runs(self, length: int, rank: int, world: int) -> tuple[Run, ...]:
+        runs = self.base.runs(length, rank // self.inner, world // self.inner)
+        first, stop = self._share(length, rank, world)
+        if len(runs) == 1:  # no comparison, see `local_range`
+            return (Run(runs[0].start + first * runs[0].stride, runs[0].stride, stop - first),)
+        cut: list[Run] = []
+        for run in runs:
+            here, there = (_clamp(index, run.length) for index in (first, stop))
+            cut.append(Run(run.start + here * run.stride, run.stride, there - here))
+            first, stop = first - run.length, stop - run.length
+        return tuple(cut)
+
+    def local_length(self, length: int, rank: int, world: int) -> int:
+        first, stop = self._share(length, rank, world)
+        return stop - first
+
+    def local_range(self, length: int, rank: int, world: int, start: int, stop: int) -> tuple[int, int]:
+        begin, end = self._share(length, rank, world)
+        first, last = self.base.local_range(length, rank // self.inner, world // self.inner, start, stop)
+        first = 0 if isinstance(start, int) and start == 0 else _clamp(first - begin, end - begin)
+        return first, end - begin if stop is length else _clamp(last - begin, end - begin)
+
+    def nesting(self, world: int) -> tuple[Layout, int]:
+        return self.base, self.inner
+
+    def _share(self, length: int, rank: int, world: int) -> tuple[int, int]:
+        """Which of the tokens of its group a rank has: from, and up to."""
+        assert world % self.inner == 0, f"{world} ranks are no groups of {self.inner}"
+        group, place = rank // self.inner, rank % self.inner
+        held = self.base.local_length(length, group, world // self.inner)
+        return place * held // self.inner, (place + 1) * held // self.inner
+
+
+def _clamp(index: int, length: int) -> int:
+    return min(max(index, 0), length)
+
 
 def _contiguous(length: int, rank: int, world: int) -> tuple[Run, ...]:
     start, stop = rank * length // world, (rank + 1) * length // world
@@ -93,8 +148,13 @@ LAYOUTS = {
 }
 
 
+@lru_cache(maxsize=1024)
 def find_layout(name: str) -> Layout:
-    """The layout called `name`; StrategyError lists the known ones."""
+    """The layout called `name`, or nested as `striped/2`; StrategyError lists the known ones."""
+    base, nested, inner = name.rpartition("/")
+    if nested and inner.isdecimal() and int(inner):
+        found = find_layout(base)
+        return _Nested(name, found.deal, found, int(inner))
     if name not in LAYOUTS:
         raise StrategyError(f"there is no layout {name!r}", needed=f"one of: {', '.join(sorted(LAYOUTS))}")
     return LAYOUTS[name]

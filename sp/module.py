@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, Self
 
 import torch
@@ -24,7 +25,7 @@ from sp.validation import check_call
 
 # The contents of the inputs are compared on the first calls of each capture; everything else on every call.
 CONTENT_CHECKS = 3
-# With validate=True a capture is tried in a world of its own size, but of no more threads than these.
+# With validate=True a capture is tried in a world of its own size, but of no more threads than these, or 2 x 2.
 VALIDATION_RANKS = 4
 
 
@@ -214,8 +215,10 @@ class ParallelModule(nn.Module):
     def _validate(self, request: Request, lengths: Lengths) -> None:
         """Each rank by itself, in a world of its own threads: equal inputs, so that all pass or all raise."""
         args, kwargs = request.call.rebuild(request.tensors)
-        world = min(find_world(self.options.group).size, VALIDATION_RANKS)
-        report = check_call(self.model, args, kwargs, self.options, world, length=lengths[0])
+        shape = tuple(min(size, 2) for size in self.options.chosen.shape)
+        world = prod(shape) if shape else min(find_world(self.options.group).size, VALIDATION_RANKS)
+        options = replace(self.options, strategy=self.options.chosen.on(shape))
+        report = check_call(self.model, args, kwargs, options, world, length=lengths[0])
         if not report.exact:
             raise ValidationError(
                 f"the transformed {report.model} does not compute what the model computes\n{report}",

@@ -17,8 +17,9 @@ from sp.strategy import Strategy
 
 @dataclass(frozen=True)
 class Options:
-    """strategy: None where the cost model chooses.  machine: what it estimates for; None goes by the model's device.
-    group: name of the process group whose ranks share the sequence; "" is a world of one.
+    """strategy: on the mesh at hand; None where the cost model chooses.
+    machine: what it estimates for; None goes by the model's device.
+    group: for `sp.runtime.comm.find_world`, the ranks that share the sequence; "" is a world of one.
     compile: whether torch.compile runs the rewritten graph, or its options.
     generator: what the seeds of dropout are drawn from; None is torch's own.
     validate: whether every capture is tried beside the plain model before it runs."""

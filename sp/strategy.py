@@ -1,17 +1,39 @@
-"""Strategies: a named pair of a layout and a transport.  A strategy is a line in this table, never a file."""
+"""Strategies: a named pair of a layout and a transport.  A strategy is a line in this table, never a file.
+
+Some take a mesh of two axes: the outer one over slow links, the inner one between neighbours.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sp.errors import StrategyError
 
 
 @dataclass(frozen=True)
 class Strategy:
+    """axes: what its mesh of two axes is called, the outer one first; empty where one axis is all it takes.
+    shape: how many ranks the two have, once a mesh is known."""
+
     name: str
     layout: str
     transport: str
+    axes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+
+    def takes(self, axes: int) -> bool:
+        """Whether it runs on a mesh of so many axes."""
+        return max(1, len(self.axes)) == axes
+
+    def on(self, shape: tuple[int, ...]) -> Strategy:
+        """Itself over a mesh of this shape, which has as many axes as it takes."""
+        if not self.axes:
+            return self
+        assert len(shape) == len(self.axes), f"{self.name} on a mesh of shape {shape}"
+        # An all-to-all joins what neighbours hold, which has to be the tokens of one rank of the outer axis.
+        layout = find_strategy(self.name).layout
+        nested = f"{layout}/{shape[-1]}" if self.transport == "alltoall" else layout
+        return replace(self, layout=nested, shape=shape)
 
 
 STRATEGIES = {
@@ -22,6 +44,9 @@ STRATEGIES = {
         Strategy("zigzag", "zigzag", "ring"),  # two mirrored chunks per rank
         Strategy("allgather", "zigzag", "allgather"),  # Llama 3 trains so, arXiv 2407.21783
         Strategy("ulysses", "contiguous", "alltoall"),  # Jacobs et al. 2023, arXiv 2309.14509
+        Strategy("usp", "striped", "alltoall", ("ring", "ulysses")),  # Fang & Zhao 2024, arXiv 2405.07719
+        Strategy("usp_zigzag", "zigzag", "alltoall", ("ring", "ulysses")),  # theirs deals so
+        Strategy("double_ring", "striped", "double_ring", ("outer", "inner")),  # Gu et al. 2024, arXiv 2406.18485
     )
 }
 

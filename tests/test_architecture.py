@@ -18,26 +18,29 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # unit of sp: (units it may import, packages it may import besides the standard library).
 # A unit is a module or a package below sp; "" is sp/__init__.py. Lower layers come first. An import of sp is
 # an arrow wherever it stands, inside a function or for the type checker too.
-FACTS = "errors heads layout mask plan score strategy"
+FACTS = "errors heads layout mask plan score strategy tile traffic"
 ARROWS = {
     "errors": ("", ""),
     "heads": ("", ""),
     "layout": ("errors", ""),
     "mask": ("errors layout", ""),
-    "plan": ("errors layout mask", ""),
+    "tile": ("", ""),
+    "traffic": ("", ""),
+    "plan": ("errors layout mask tile", ""),
     "strategy": ("errors layout", ""),
-    "costs": ("errors layout mask plan strategy", "tabulate"),
+    "costs": ("errors heads layout mask plan strategy tile traffic", "tabulate"),
     "models": ("", "torch"),
     "score": ("", ""),
     "caches": ("errors sharded_cache", "torch transformers"),
     "sharded_cache": ("errors", "torch transformers"),
-    "runtime": ("errors heads layout mask plan score", "torch"),
+    "runtime": ("errors heads layout mask plan score tile traffic", "torch"),
     "program": (f"{FACTS}", "torch sympy"),
+    "mesh": ("errors strategy runtime.comm", "torch"),
     "generation": ("errors runtime.agreement runtime.comm", "torch"),
     "passes": (f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table", "torch sympy networkx"),
     "weigh": (f"{FACTS} costs program passes", "torch sympy"),
     "show": (f"{FACTS} costs program passes.fxtools passes.naming passes.capture", "torch sympy networkx tabulate"),
-    "testing": (f"{FACTS} program show runtime passes", "torch sympy networkx"),
+    "testing": (f"{FACTS} mesh program show runtime passes", "torch sympy networkx"),
     "options": (f"{FACTS} costs passes", "torch"),
     "request": (f"{FACTS} caches passes", "torch"),
     "choice": (f"{FACTS} costs program passes options weigh", "torch"),
@@ -45,8 +48,8 @@ ARROWS = {
     "validation": (f"{FACTS} program show.words runtime.comm passes testing options request executable", "torch"),
     "module": (f"{FACTS} generation program show runtime passes options request executable validation", "torch"),
     "register": (f"{FACTS} passes executable testing", "torch"),
-    "api": (f"{FACTS} costs show passes options request executable validation module", "torch"),
-    "": (f"{FACTS} program show runtime passes testing validation register module api models costs", ""),
+    "api": (f"{FACTS} costs mesh show passes options request executable validation module", "torch"),
+    "": (f"{FACTS} mesh program show runtime passes testing validation register module api models costs", ""),
 }
 MAX_FILE_LINES = {"sp/models/": 300, "sp/": 250}  # the first prefix that fits
 MAX_FUNCTION_LINES = 50

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, cast
 
 import pytest
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from sp.layout import LAYOUTS, Layout, Run
+from sp.errors import StrategyError
+from sp.layout import LAYOUTS, Layout, Run, find_layout
 
 WORLDS = range(1, 17)
 
@@ -86,6 +87,65 @@ def test_the_table_in_the_docs_holds() -> None:
         "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]],
     }
     assert all(layout.name == name for name, layout in LAYOUTS.items())
+    nested = {name: [find_layout(name).positions(12, r, 4) for r in range(4)] for name in ("striped/2", "zigzag/2")}
+    assert nested == {
+        "striped/2": [[0, 2, 4], [6, 8, 10], [1, 3, 5], [7, 9, 11]],
+        "zigzag/2": [[0, 1, 2], [9, 10, 11], [3, 4, 5], [6, 7, 8]],
+    }
+
+
+SHAPES = [(outer, inner) for outer in range(1, 9) for inner in range(1, 9) if outer * inner <= 8]
+
+
+@pytest.mark.parametrize("base", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_nested_layout_deals_every_position_once(base: str, shape: tuple[int, int]) -> None:
+    """And parts of neighbours, joined, are what one rank of the outer axis holds by the layout of that."""
+    (outer, inner), layout = shape, find_layout(f"{base}/{shape[1]}")
+    assert layout.nesting(outer * inner) == (LAYOUTS[base], inner)
+    for length in range(outer * inner, 41):
+        assert not [*check_layout(layout, length, outer * inner)], f"length {length}"
+        for rank in range(outer):
+            parts = [layout.positions(length, rank * inner + place, outer * inner) for place in range(inner)]
+            assert [*chain(*parts)] == LAYOUTS[base].positions(length, rank, outer)
+
+
+@pytest.mark.parametrize("base", LAYOUTS)
+def test_nested_local_ranges(base: str) -> None:
+    layout = find_layout(f"{base}/2")
+    for length in range(6, 23):
+        for rank in range(6):
+            held = layout.positions(length, rank, 6)
+            for cut in range(length + 1):
+                below = sum(position < cut for position in held)
+                assert layout.local_range(length, rank, 6, 0, cut) == (0, below)
+                assert layout.local_range(length, rank, 6, cut, length) == (below, len(held))
+
+
+@pytest.mark.parametrize("name", ["striped/2", "zigzag/2", "contiguous/2", "striped/3"])
+def test_nested_formulas_ask_nothing_about_a_torch_length(name: str) -> None:
+    """Neither how long a part is nor where the whole sequence lies in it adds a guard to a graph."""
+    layout, length = find_layout(name), cast("Any", ShapeEnv().create_unbacked_symint())
+    for rank in range(6):
+        first, last = layout.local_range(length, rank, 6, 0, length)
+        formulas = first, last, layout.local_length(length, rank, 6)
+        for hint in lengths(6):
+            local = layout.local_length(hint, rank, 6)
+            assert [value_at(formula, length, hint) for formula in formulas] == [0, local, local]
+
+
+def test_contiguous_parts_of_all_ranks_join() -> None:
+    """And of no other layout, but in groups of one."""
+    assert LAYOUTS["contiguous"].nesting(4) == (LAYOUTS["contiguous"], 4)
+    assert LAYOUTS["striped"].nesting(4) == (LAYOUTS["striped"], 1)
+
+
+def test_layouts_that_are_not_there() -> None:
+    for name in ("stripes", "striped/0", "striped/", "striped/two", "stripes/2", "/2"):
+        with pytest.raises(StrategyError, match=r"there is no layout(.|\n)*contiguous"):
+            find_layout(name)
+    with pytest.raises(AssertionError, match="5 ranks are no groups of 2"):
+        find_layout("striped/2").runs(8, 0, 5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

@@ -29,6 +29,16 @@ def test_no_two_strategies_are_the_same_pair() -> None:
     assert len(pairs) == len(STRATEGIES)
 
 
+def test_a_strategy_of_two_axes_is_placed_on_a_mesh() -> None:
+    """Only an all-to-all nests the layout; what takes one axis stays as it is."""
+    assert STRATEGIES["usp"].on((2, 4)) == Strategy("usp", "striped/4", "alltoall", ("ring", "ulysses"), (2, 4))
+    assert STRATEGIES["usp_zigzag"].on((2, 4)).on((3, 2)).layout == "zigzag/2"
+    assert STRATEGIES["double_ring"].on((2, 4)).layout == "striped"
+    assert STRATEGIES["striped"].on((8,)) is STRATEGIES["striped"]
+    with pytest.raises(AssertionError, match="usp on a mesh of shape"):
+        STRATEGIES["usp"].on((8,))
+
+
 @pytest.mark.parametrize("name", ["stripped", "Ring", "", " ring", "contiguous"])
 def test_unknown_strategy_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(StrategyError) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from sp.costs.machine import Machine, find_machine
 from sp.costs.phase import Job, Phase
@@ -91,7 +92,7 @@ class Estimates:
 def estimate(
     shape: ModelShape,
     length: int,
-    world: int,
+    mesh: tuple[int, ...],
     machine: Machine | str,
     *,
     causal: bool = True,
@@ -99,32 +100,42 @@ def estimate(
     strategies: Sequence[str] | None = None,
 ) -> Estimates:
     """The estimates of a model that is known by its sizes; see `sp.estimate`."""
-    known = [find_strategy(name) for name in strategies or STRATEGIES]
-    return estimate_workload(
-        shape.workload(length, causal=causal, recompute=recompute), world, find_machine(machine), known
-    )
+    work = shape.workload(length, causal=causal, recompute=recompute)
+    return estimate_workload(work, mesh, find_machine(machine), strategies)
 
 
 def estimate_workload(
-    workload: Workload,
-    world: int,
-    machine: Machine,
-    strategies: Sequence[Strategy],
-    refused: Sequence[tuple[str, str]] = (),
+    workload: Workload, mesh: tuple[int, ...], machine: Machine, only: Sequence[str] | None = None
 ) -> Estimates:
-    """Each of `strategies`, in their order.
+    """Each strategy that a mesh of this shape can run, in the order of the table, or those named.
 
-    Raises StrategyError for a world without ranks, InputError for fewer tokens than ranks."""
+    Raises StrategyError for a world without ranks, and for a name that is unknown or takes another mesh; InputError for
+    fewer tokens than ranks."""
+    world = prod(mesh)
     if world < 1:
         raise StrategyError(f"a world of {world} ranks", needed="at least one rank")
     if workload.length < world:
         raise InputError(f"{workload.length} tokens for {world} ranks", needed="at least one token for each rank")
-    found = tuple(_estimate(workload, world, machine, each) for each in strategies)
+    asked = list(STRATEGIES.values()) if only is None else [find_strategy(name) for name in only]
+    refused = [(each.name, _refusal(each, mesh)) for each in asked if _refusal(each, mesh)]
+    if only is not None and refused:
+        raise StrategyError(f"{refused[0][0]} cannot be estimated: {refused[0][1]}")
+    fitting = [each.on(mesh) for each in asked if not _refusal(each, mesh)]
+    found = tuple(_estimate(workload, world, machine, each) for each in fitting)
     return Estimates(workload, machine, world, found, tuple(refused))
 
 
+def _refusal(strategy: Strategy, mesh: tuple[int, ...]) -> str:
+    """Why it is not estimated; empty where it is."""
+    if not strategy.takes(len(mesh)):
+        axes = f"two axes, {' and '.join(strategy.axes)}" if strategy.axes else "one axis"
+        return f"it takes a mesh of {axes}"
+    if strategy.transport not in TRANSPORTS:
+        return f"the cost model does not know the transport {strategy.transport!r}"
+    return ""
+
+
 def _estimate(work: Workload, world: int, machine: Machine, strategy: Strategy) -> Estimate:
-    assert strategy.transport in TRANSPORTS, f"the cost model has no line for the transport {strategy.transport!r}"
     local = _share(work.length, world)
     priced = [_price(each, world, machine, strategy) for each in work.attentions]
     forward = sum((each.attention.forward * each.count for each in priced), _NOTHING)
@@ -147,7 +158,7 @@ def _price(each: Attending, world: int, machine: Machine, strategy: Strategy) ->
     part = machine.with_latency_of(1 / each.batch)
     local, keys = each.queries if each.shared else _share(each.queries, world), _share(each.keys, world)
     transport = TRANSPORTS["merge" if each.shared else strategy.transport]
-    job = Job(each.shape, part, local, world, keys)
+    job = Job(each.shape, part, local, world, keys, strategy.shape[-1] if strategy.shape else world)
     return Priced(job, transport(job, strategy.layout, each.mask), each.batch, each.count * each.batch)
 
 

@@ -38,7 +38,8 @@ def partials_forward(
 ) -> tuple[Tensor, Tensor]:
     """out_BHSE and lse_BHS of all queries over all ranks' keys, on every rank."""
     (step,) = plan.steps
-    mine = attend(q_BHSD, v_BGSE.shape[3], [(step, k_BGSD, v_BGSE)], kernel, scale, score)
+    mine = Accumulator(q_BHSD, v_BGSE.shape[3])
+    attend(mine, q_BHSD, [(step, k_BGSD, v_BGSE)], kernel, scale, score)
     total = mine if world.size == 1 else _merged(mine, q_BHSD, world)
     return with_sink(total, score).finish()
 

@@ -14,12 +14,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from sp.plan import Plan, Step, Tile, count_steps
+from sp.plan import Plan, Step, count_steps, there_and_back
 from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator, accumulation_dtype
 from sp.runtime.scores import BoundScore, Piece
 from sp.runtime.sink import add_sink_gradient, with_sink
+from sp.tile import Tile
 
 # Each step with k_BGTD and v_BGTE of its source
 Arrivals = Iterable[tuple[Step, Tensor, Tensor]]
@@ -55,7 +56,7 @@ class Stream:
     """bring(k, v, plan, steps, world): each of `steps` with the keys and values of its source.
     take_home(k, v, plan, steps, world): brings the gradients of keys and values shaped like these to their owners.
 
-    All ranks take the same number of steps; the source of the first is the rank itself."""
+    All ranks take the same number of steps; the source of the first is the rank itself, in backward of the last too."""
 
     bring: Callable[[Tensor, Tensor, Plan, tuple[Step, ...], World], Arrivals]
     take_home: Callable[[Tensor, Tensor, Plan, tuple[Step, ...], World], Homeward]
@@ -75,7 +76,9 @@ class Stream:
 
         score: what changes the scores inside of the plan's mask; None for nothing."""
         arrivals = self.bring(k_BGSD, v_BGSE, plan, working_steps(plan, score), world)
-        return with_sink(attend(q_BHSD, v_BGSE.shape[3], arrivals, kernel, scale, score), score).finish()
+        total = Accumulator(q_BHSD, v_BGSE.shape[3])
+        attend(total, q_BHSD, arrivals, kernel, scale, score)
+        return with_sink(total, score).finish()
 
     def backward(
         self,
@@ -90,8 +93,8 @@ class Stream:
         """dq, dk, dv of the local tokens, in the dtype of sums and laid out [B, S, heads, size].
 
         And of each leaf of the score that trains, this rank's part of its gradient; for other leaves an empty tensor.
-        dk and dv may share a buffer."""
-        about = (saved.k_BGSD, saved.v_BGSE, plan, working_steps(plan, score), world)
+        No two of them share a buffer."""
+        about = (saved.k_BGSD, saved.v_BGSE, plan, there_and_back(working_steps(plan, score)), world)
         homeward, totals = self.take_home(*about), [] if score is None else score.empty_gradients()
         dq_BHSD = attend_back(grad_BHSE, saved, self.bring(*about), homeward, kernel, scale, score, totals)
         if score is not None and plan.counts_queries:
@@ -100,16 +103,14 @@ class Stream:
 
 
 def attend(
-    q_BHSD: Tensor, value_size: int, arrivals: Arrivals, kernel: Kernel, scale: float, score: BoundScore | None
-) -> Accumulator:
-    """The local queries over all keys that arrive; no sink yet."""
-    total = Accumulator(q_BHSD, value_size)
+    total: Accumulator, q_BHSD: Tensor, arrivals: Arrivals, kernel: Kernel, scale: float, score: BoundScore | None
+) -> None:
+    """Merge the local queries over all keys that arrive into `total`; no sink yet."""
     for step, k_BGTD, v_BGTE in arrivals:
         for piece in _pieces(step, kernel, q_BHSD.device.type, score):
             tile = piece.tile
             q, k, v = _rows(tile, q_BHSD), columns(tile, k_BGTD), columns(tile, v_BGTE)
             total.merge(tile.q0, tile.q1, *kernel.forward(q, k, v, tile, scale, piece.score))
-    return total
 
 
 def attend_back(
@@ -138,6 +139,21 @@ def attend_back(
             parts.append((tile, dk, dv))
         homeward.add(step, parts)
     return dq_BHSD
+
+
+def zero_gradients(k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
+    """dk_BGSD and dv_BGSE, in the dtype of sums and laid out [B, S, G, size]."""
+    dtype = accumulation_dtype(k_BGSD.dtype)
+    shapes = [(x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in (k_BGSD, v_BGSE)]
+    dk, dv = (k_BGSD.new_zeros(shape, dtype=dtype).transpose(1, 2) for shape in shapes)
+    return dk, dv
+
+
+def add_parts(parts: Parts, dk_BGTD: Tensor, dv_BGTE: Tensor) -> None:
+    """Add the gradients that tiles found for their keys and values."""
+    for tile, dk, dv in parts:
+        columns(tile, dk_BGTD).add_(dk)
+        columns(tile, dv_BGTE).add_(dv)
 
 
 def working_steps(plan: Plan, score: BoundScore | None) -> tuple[Step, ...]:

@@ -9,6 +9,15 @@ B batch · H query heads · G key/value heads · S tokens · D, E head sizes of 
 Between, the attention of a world of one.  Any number of heads: they are dealt evenly up to one, with the key/value
 heads that they need (`sp.heads`); where several ranks need one, its gradients are added in the order of ranks.
 Jacobs et al. 2023, arXiv 2309.14509.
+
+On a mesh of two axes (USP, Fang & Zhao 2024, arXiv 2405.07719) this happens along the inner one, and what stands
+between is a ring along the outer one: the inner ranks hold contiguous parts of what one rank of that ring holds.
+
+    mesh 2 x 2   before                                       between
+    rank 0       tokens 0 2 of heads a b c d    striped/2     0 2 4 6 of heads a b, in a ring with rank 2
+    rank 1       tokens 4 6 of heads a b c d                  0 2 4 6 of heads c d, in a ring with rank 3
+    rank 2       tokens 1 3 of heads a b c d                  1 3 5 7 of heads a b
+    rank 3       tokens 5 7 of heads a b c d                  1 3 5 7 of heads c d
 """
 
 from __future__ import annotations
@@ -23,13 +32,12 @@ from torch import Tensor
 
 from sp.heads import HeadShare, share_heads, shares_overlap
 from sp.plan import Plan, make_plan
+from sp.runtime.bits import as_bits, of_bits
 from sp.runtime.comm import World, all_to_all
 from sp.runtime.kernels import Kernel
-from sp.runtime.ring import RING
+from sp.runtime.ring import ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
-
-_ALONE = World(0, 1)
 
 
 def ulysses_forward(
@@ -46,10 +54,10 @@ def ulysses_forward(
     deal = _Deal.of(q_BHSD, k_BGSD, plan, world)
     q, k, v = deal.to_heads([q_BHSD], [k_BGSD, v_BGSE])
     k, v = deal.share_expanded(k), deal.share_expanded(v)
-    inner = deal.inner_plan(plan), kernel, scale, _ALONE, deal.inner_score(score, plan)
-    out, lse = RING.forward(q, k, v, *inner)
-    out_BHSE, bits_BHSW = deal.to_tokens([out, _as_bits(lse, out.dtype)], [])
-    return out_BHSE, _of_bits(bits_BHSW, lse.dtype)
+    between = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
+    out, lse = ring_forward(q, k, v, *between)
+    out_BHSE, bits_BHSW = deal.to_tokens([out, as_bits(lse, out.dtype)], [])
+    return out_BHSE, of_bits(bits_BHSW, lse.dtype)
 
 
 def ulysses_backward(
@@ -63,11 +71,11 @@ def ulysses_backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """dq, dk, dv of the local tokens, laid out [B, S, heads, size], and of the leaves of the score this rank's part."""
     dtype, deal = saved.q_BHSD.dtype, _Deal.of(saved.q_BHSD, saved.k_BGSD, plan, world)
-    of_queries = [saved.q_BHSD, grad_BHSE, saved.out_BHSE, _as_bits(saved.lse_BHS, dtype)]
+    of_queries = [saved.q_BHSD, grad_BHSE, saved.out_BHSE, as_bits(saved.lse_BHS, dtype)]
     q, grad, out, bits, k, v = deal.to_heads(of_queries, [saved.k_BGSD, saved.v_BGSE])
-    between = Saved(q, deal.share_expanded(k), deal.share_expanded(v), out, _of_bits(bits, saved.lse_BHS.dtype))
-    inner_score = deal.inner_score(score, plan)
-    dq, dk, dv, found = RING.backward(grad, between, deal.inner_plan(plan), kernel, scale, _ALONE, inner_score)
+    between = Saved(q, deal.share_expanded(k), deal.share_expanded(v), out, of_bits(bits, saved.lse_BHS.dtype))
+    how = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
+    dq, dk, dv, found = ring_backward(grad, between, *how)
     (dq_BHSD,) = deal.to_tokens([dq.to(dtype)], [])
     # What is added on arrival travels in the dtype of sums.
     narrow = dk.dtype if shares_overlap(deal.shares) else dtype
@@ -77,9 +85,9 @@ def ulysses_backward(
 
 @dataclass(frozen=True)
 class _Deal:
-    """Who has which tokens of all heads before, and who has which heads of all tokens between.
+    """Who has which tokens of all heads before, and who has which heads of all their tokens between.
 
-    queries, keys: the tokens of each rank, contiguous."""
+    world: the ranks that deal with each other.  queries, keys: where each one's tokens lie in those of all."""
 
     world: World
     shares: tuple[HeadShare, ...]
@@ -88,22 +96,26 @@ class _Deal:
 
     @staticmethod
     def of(q_BHSD: Tensor, k_BGSD: Tensor, plan: Plan, world: World) -> _Deal:
-        assert plan.layout.name == "contiguous", f"heads are dealt for contiguous tokens, these are {plan.layout.name}"
-        shares = share_heads(q_BHSD.shape[1], k_BGSD.shape[1], world.size)
-        return _Deal(world, shares, *(_tokens(plan, total) for total in (plan.length, plan.keys)))
+        _, joined = plan.layout.nesting(plan.world)
+        assert joined == world.inner.size, f"heads are dealt for contiguous tokens, these are {plan.layout.name}"
+        shares = share_heads(q_BHSD.shape[1], k_BGSD.shape[1], joined)
+        tokens = (_tokens(plan, total, world.inner) for total in (plan.length, plan.keys))
+        return _Deal(world.inner, shares, *tokens)
 
     @property
     def mine(self) -> HeadShare:
         return self.shares[self.world.rank]
 
-    def inner_plan(self, plan: Plan) -> Plan:
-        """Of the whole sequence for one rank; empty where it has no heads."""
-        whole = make_plan(plan.layout.name, plan.mask, plan.length, 1, 0, plan.keys)
+    def plan_between(self, plan: Plan) -> Plan:
+        """Of the tokens of all these ranks, in a ring of such worlds; empty where this rank has no heads."""
+        layout, joined = plan.layout.nesting(plan.world)
+        outer = plan.world // joined, plan.rank // joined
+        whole = make_plan(layout.name, plan.mask, plan.length, *outer, plan.keys)
         return whole if self.mine.heads else replace(whole, steps=(replace(whole.steps[0], tiles=()),))
 
-    def inner_score(self, score: BoundScore | None, plan: Plan) -> BoundScore | None:
+    def score_between(self, score: BoundScore | None, plan: Plan) -> BoundScore | None:
         heads = self.mine.heads
-        return None if score is None or not heads else score.of_heads(heads, self.inner_plan(plan))
+        return None if score is None or not heads else score.of_heads(heads, self.plan_between(plan))
 
     def leaf_gradients(self, score: BoundScore | None, found: list[Tensor]) -> list[Tensor]:
         """`found`, of the leaves of this rank's heads, put into zeros for the heads of all ranks."""
@@ -152,9 +164,10 @@ class _Deal:
         return [_joined(parts, join, got) for parts, (_, _, got) in zip(arrived, kinds, strict=True)]
 
 
-def _tokens(plan: Plan, total: int) -> tuple[range, ...]:
-    runs = (plan.layout.runs(total, rank, plan.world) for rank in range(plan.world))
-    return tuple(run.positions for (run,) in runs)
+def _tokens(plan: Plan, total: int, world: World) -> tuple[range, ...]:
+    first = plan.rank - world.rank
+    held = (plan.layout.local_length(total, first + rank, plan.world) for rank in range(world.size))
+    return tuple(range(begin, end) for begin, end in pairwise(accumulate(held, initial=0)))
 
 
 def _span(x: Tensor, dim: int, span: range) -> Tensor:
@@ -194,13 +207,3 @@ def _joined(parts: Sequence[Tensor], dim: int, spans: tuple[range, ...]) -> Tens
     for part, span in zip(parts, spans, strict=True):
         _span(total, dim, span).add_(part)
     return total
-
-
-def _as_bits(lse_BHS: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, H, S, W]: the bits of numbers read as several of a narrower dtype, to travel beside those."""
-    return lse_BHS.contiguous().unsqueeze(-1).view(dtype)
-
-
-def _of_bits(bits_BHSW: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse: lse_BHS, contiguous."""
-    return bits_BHSW.contiguous().view(dtype).squeeze(-1)

@@ -17,10 +17,12 @@ from sp.show.words import between, percent, table
 WIDEST = 16
 
 
-def plan_grid(layout: str, mask: Band, length: int, world: int, keys: int | None = None) -> str:
-    """One row per rank and one column per step; of large worlds the first ones and the last."""
+def plan_grid(
+    layout: str, mask: Band, length: int, world: int, keys: int | None = None, inner: int | None = None
+) -> str:
+    """One row per rank and one column per step; of large worlds the first ones and the last.  inner: see `Plan`."""
     shown = _shown(world)
-    plans = {rank: make_plan(layout, mask, length, world, rank, keys) for rank in shown if rank is not None}
+    plans = {rank: make_plan(layout, mask, length, world, rank, keys, inner) for rank in shown if rank is not None}
     everything = make_plan(layout, mask, length, 1, 0, keys).area
     lengths = [queries_of(plans[0], rank) for rank in range(world)]
     title = f"{layout}  {mask}  world={world}  local={between(min(lengths), max(lengths))}"

@@ -117,9 +117,10 @@ def test_a_world_of_one_never_communicates(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(relative_errors(found, single(inputs, CAUSAL))) < 1e-13
 
 
-def test_tokens_are_contiguous() -> None:
-    with pytest.raises(AssertionError, match="heads are dealt for contiguous tokens, these are striped"):
-        spread_and_gather(make_inputs(6), CAUSAL, "striped", "flash", 1, NAME)
+@pytest.mark.parametrize(("layout", "world"), [("striped", 2), ("striped/2", 4), ("striped/2", (1, 4))])
+def test_tokens_are_contiguous(layout: str, world: int | tuple[int, int]) -> None:
+    with pytest.raises(AssertionError, match=f"heads are dealt for contiguous tokens, these are {layout}"):
+        spread_and_gather(make_inputs(6), CAUSAL, layout, "flash", world, NAME)
 
 
 def gradients(length: int) -> tuple[float, bool]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from sp.plan import Tile, trim, within
+from sp.tile import Tile, trim, within
 
 Shape = Literal["full", "causal", "anticausal", "band"]
 

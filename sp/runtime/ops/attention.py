@@ -72,7 +72,7 @@ class Call:
         """What this rank computes, once its tensors are found to be as long as the layout says."""
         world = find_world(self.group)
         make = find_transport(self.transport).plan
-        plan = make(self.layout, Band.parse(self.mask), self.length, world.size, world.rank, self.keys)
+        plan = make(self.layout, Band.parse(self.mask), self.length, world, self.keys)
         found = q_BHSD.shape[2], k_BGSD.shape[2]
         assert found == plan.local, (
             f"rank {world.rank} of {world.size} got {found[0]} queries and {found[1]} keys,"
@@ -133,9 +133,8 @@ def _backward(grad_out: Tensor, *rest: Any) -> Gradients:
     kernel, score = find_kernel(call.kernel), call.bind(leaves, plan, grad_out.device)
     run = find_transport(call.transport).backward
     dq, dk, dv, dleaves = run(grad_out, saved, plan, kernel, call.scale, world, score)
-    # dk and dv are copied in any case: they may share the buffer that travelled, and an operator's results share none.
-    dk, dv = dk.to(saved.k_BGSD.dtype, copy=True), dv.to(saved.v_BGSE.dtype, copy=True)
-    return dq.to(saved.q_BHSD.dtype), dk, dv, [grad.to(leaf.dtype) for grad, leaf in zip(dleaves, leaves, strict=True)]
+    trained = [grad.to(leaf.dtype) for grad, leaf in zip(dleaves, leaves, strict=True)]
+    return dq.to(saved.q_BHSD.dtype), dk.to(saved.k_BGSD.dtype), dv.to(saved.v_BGSE.dtype), trained
 
 
 def _backward_fake(grad_out: Tensor, *rest: Any) -> Gradients:
