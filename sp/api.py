@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -13,14 +14,14 @@ from sp import costs
 from sp.costs import Estimates, Machine, ModelShape, find_machine
 from sp.errors import InputError, StrategyError
 from sp.executable import build, estimate_call
-from sp.mesh import Mesh, axes_of, bind_mesh, bind_size, mesh_size
+from sp.mesh import Mesh, bind_mesh
 from sp.module import ParallelModule
 from sp.options import Options
 from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.request import Request
 from sp.show import Report
-from sp.strategy import STRATEGIES, Strategy, find_strategy
+from sp.strategy import Strategy, bind_names, bind_size, find_strategy
 from sp.validation import CheckReport, check_call
 
 AUTO = "auto"
@@ -64,8 +65,8 @@ def parallelize(
 
     Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
-    bound, group = bind_mesh(_first(strategy, axes_of(mesh)), mesh)
-    options = _options(strategy, bound, group, sequence_dim, inputs, outputs, compile, kernel)
+    bound, group = bind_mesh(_find(strategy), mesh)
+    options = _options(bound, group, sequence_dim, inputs, outputs, compile, kernel)
     options = replace(options, generator=generator, validate=validate, machine=_machine(machine))
     _check_plain(model)
     parallel = ParallelModule(model, options)
@@ -90,13 +91,12 @@ def inspect(
 
     world_size: (outer, inner) for strategies of two axes."""
     _check_plain(model)
-    shape = mesh_size(world_size)
-    bound, world = bind_size(_first(strategy, len(shape)), world_size)
-    options = _options(strategy, bound, "", sequence_dim, "global", outputs, False, kernel)
+    bound, shape = bind_size(_find(strategy), world_size)
+    options = _options(bound, "", sequence_dim, "global", outputs, False, kernel)
     options = replace(options, machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     executable = build(model, request, request.lengths, options, shape)
-    return Report(executable.program, world, request.lengths, executable.captured, executable.estimates)
+    return Report(executable.program, prod(shape), request.lengths, executable.captured, executable.estimates)
 
 
 def estimate(
@@ -125,8 +125,8 @@ def estimate(
 
     model: the sizes of a decoder, for one sequence, causal or not; or a model, which is captured as `parallelize` would
         capture the call of args and kwargs, and weighed with its own masks, for a batch as the call has it.
+    world: how many ranks, or (outer, inner) for strategies of two axes.
     length: of the first sequence of the call, whatever its length in args; others are as long as there.
-    world: (outer, inner) of a mesh of two axes, for the strategies that take one.
     machine: a name in `sp.costs.MACHINES`, or one of your own.
     recompute: of sizes only: activations of a block, but those of attention, are computed again in backward.
     strategies: names; None takes all that such a mesh can run.
@@ -136,19 +136,16 @@ def estimate(
 
     Raises StrategyError for an unknown strategy or machine or a world without ranks, InputError for fewer tokens than
     ranks and for arguments that do not fit, UnsupportedModelError for a model that cannot be captured."""
-    shape = mesh_size(world)
     if isinstance(model, ModelShape):
-        return costs.estimate(model, length, shape, machine, causal=causal, recompute=recompute, strategies=strategies)
+        return costs.estimate(model, length, world, machine, causal=causal, recompute=recompute, strategies=strategies)
     if recompute or not causal:
         raise InputError("causal and recompute are for a ModelShape", needed="a model's own masks, and all it keeps")
     _check_plain(model)
-    bound, _ = bind_size(_first(AUTO, len(shape)), world)
-    options = replace(
-        _options(AUTO, bound, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine)
-    )
+    options = replace(_options(None, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
-    names = None if strategies is None else tuple(strategies)
-    return estimate_call(model, request, (length, *request.lengths[1:]), options, shape, names)
+    _, shape = bind_size(None, world)
+    known = None if strategies is None else bind_names(strategies, world)
+    return estimate_call(model, request, (length, *request.lengths[1:]), options, shape, known)
 
 
 def check(
@@ -180,9 +177,9 @@ def check(
     _check_plain(model)
     if strategy == AUTO:
         raise StrategyError("there is nothing to check of 'auto': it depends on length and machine", needed="a name")
-    bound, world = bind_size(find_strategy(strategy), world_size)
-    options = _options(strategy, bound, "", sequence_dim, "global", "global", False, kernel)
-    return check_call(model, args, kwargs or {}, options, world, lengths=lengths, dtype=dtype)
+    bound, shape = bind_size(find_strategy(strategy), world_size)
+    options = _options(bound, "", sequence_dim, "global", "global", False, kernel)
+    return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
 
 
 def _check_plain(model: nn.Module) -> None:
@@ -191,8 +188,7 @@ def _check_plain(model: nn.Module) -> None:
 
 
 def _options(
-    strategy: str,
-    bound: Strategy,
+    strategy: Strategy | None,
     group: str,
     sequence_dim: SequenceDim,
     inputs: str,
@@ -206,16 +202,12 @@ def _options(
         raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed="'global' or 'local'")
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
-    named = None if strategy == AUTO else bound
-    return Options(named, group, sequence_dim, inputs == "local", outputs, compiled, kernel)
+    return Options(strategy, group, sequence_dim, inputs == "local", outputs, compiled, kernel)
 
 
-def _first(strategy: str, axes: int) -> Strategy:
-    """The strategy of that name; for "auto" any that takes so many axes: it binds the mesh, and another is chosen."""
-    if strategy != AUTO:
-        return find_strategy(strategy)
-    known = list(STRATEGIES.values())
-    return next((each for each in known if each.takes(axes)), known[0])
+def _find(strategy: str) -> Strategy | None:
+    """None stands for a choice."""
+    return None if strategy == AUTO else find_strategy(strategy)
 
 
 def _machine(machine: Machine | str | None) -> Machine | None:

@@ -29,7 +29,7 @@ def estimate_program(
     options: Options,
     mesh: tuple[int, ...],
     model: nn.Module,
-    only: Sequence[str] | None = None,
+    only: Sequence[Strategy] | None = None,
 ) -> Estimates:
     """What one call would take under each strategy that a mesh of this shape can run, or under some alone.
 

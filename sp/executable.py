@@ -25,7 +25,7 @@ from sp.passes.modes import without_autocast
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
 from sp.runtime.comm import find_world, seat_name
-from sp.strategy import STRATEGIES
+from sp.strategy import STRATEGIES, Strategy
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the
 # turn may build several times in it, and run what is built (validation): nobody traces meanwhile.
@@ -110,7 +110,7 @@ def build(
 ) -> Executable:
     """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it.
 
-    mesh: how many ranks there are along each axis, for a choice of the strategy; None asks the group."""
+    mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
     with TURN, _as_parameters(model):
         captured, outputs = _captured(model, request, lengths, options)
         prepared, estimates = run_passes(captured, preparation()), None
@@ -132,7 +132,7 @@ def estimate_call(
     lengths: Lengths,
     options: Options,
     mesh: tuple[int, ...],
-    only: Sequence[str] | None,
+    only: Sequence[Strategy] | None,
 ) -> Estimates:
     """What such a call over global `lengths` would take under each strategy, or some.  Nothing is transformed."""
     with TURN, _as_parameters(model):

@@ -14,7 +14,7 @@ from sp.costs.table import estimates_table
 from sp.costs.transports import TRANSPORTS
 from sp.costs.workload import Attending, Workload
 from sp.errors import InputError, StrategyError
-from sp.strategy import STRATEGIES, Strategy, find_strategy
+from sp.strategy import STRATEGIES, Strategy, bind_names, bind_size, candidates
 
 _NOTHING = Phase(0.0, 0.0, 0.0, 0.0)
 
@@ -92,7 +92,7 @@ class Estimates:
 def estimate(
     shape: ModelShape,
     length: int,
-    mesh: tuple[int, ...],
+    world: int | tuple[int, int],
     machine: Machine | str,
     *,
     causal: bool = True,
@@ -100,39 +100,32 @@ def estimate(
     strategies: Sequence[str] | None = None,
 ) -> Estimates:
     """The estimates of a model that is known by its sizes; see `sp.estimate`."""
+    _, mesh = bind_size(None, world)
+    only = None if strategies is None else bind_names(strategies, world)
     work = shape.workload(length, causal=causal, recompute=recompute)
-    return estimate_workload(work, mesh, find_machine(machine), strategies)
+    return estimate_workload(work, mesh, find_machine(machine), only)
 
 
 def estimate_workload(
-    workload: Workload, mesh: tuple[int, ...], machine: Machine, only: Sequence[str] | None = None
+    workload: Workload, mesh: tuple[int, ...], machine: Machine, only: Sequence[Strategy] | None = None
 ) -> Estimates:
-    """Each strategy that a mesh of this shape can run, in the order of the table, or those named.
+    """Each strategy that a mesh of this shape can run, in the order of the table, or some alone, bound to the mesh.
 
-    Raises StrategyError for a world without ranks, and for a name that is unknown or takes another mesh; InputError for
-    fewer tokens than ranks."""
+    Raises InputError for fewer tokens than ranks."""
     world = prod(mesh)
-    if world < 1:
-        raise StrategyError(f"a world of {world} ranks", needed="at least one rank")
     if workload.length < world:
         raise InputError(f"{workload.length} tokens for {world} ranks", needed="at least one token for each rank")
-    asked = list(STRATEGIES.values()) if only is None else [find_strategy(name) for name in only]
-    refused = [(each.name, _refusal(each, mesh)) for each in asked if _refusal(each, mesh)]
-    if only is not None and refused:
-        raise StrategyError(f"{refused[0][0]} cannot be estimated: {refused[0][1]}")
-    fitting = [each.on(mesh) for each in asked if not _refusal(each, mesh)]
-    found = tuple(_estimate(workload, world, machine, each) for each in fitting)
-    return Estimates(workload, machine, world, found, tuple(refused))
+    refused = [] if only is not None else [(each.name, _refusal(each, mesh)) for each in STRATEGIES.values()]
+    known = candidates(mesh) if only is None else only
+    found = tuple(_estimate(workload, world, machine, each) for each in known if each.transport in TRANSPORTS)
+    return Estimates(workload, machine, world, found, tuple(each for each in refused if each[1]))
 
 
 def _refusal(strategy: Strategy, mesh: tuple[int, ...]) -> str:
     """Why it is not estimated; empty where it is."""
     if not strategy.takes(len(mesh)):
-        axes = f"two axes, {' and '.join(strategy.axes)}" if strategy.axes else "one axis"
-        return f"it takes a mesh of {axes}"
-    if strategy.transport not in TRANSPORTS:
-        return f"the cost model does not know the transport {strategy.transport!r}"
-    return ""
+        return f"takes a mesh of {' and '.join(strategy.axes) or 'one axis'}"
+    return "" if strategy.transport in TRANSPORTS else f"the cost model does not know {strategy.transport!r}"
 
 
 def _estimate(work: Workload, world: int, machine: Machine, strategy: Strategy) -> Estimate:

@@ -40,7 +40,7 @@ class World:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many ranks there are along each axis."""
+        """How many ranks each axis has."""
         return tuple(axis.size for axis in self.axes) or (self.size,)
 
     @property
@@ -98,7 +98,7 @@ def seat_name(group_name: str) -> str:
 
 
 def _seat(world: World) -> str:
-    return f"{world.rank} of {'x'.join(str(axis.size) for axis in world.axes or (world,))}"
+    return f"{world.rank} of {'x'.join(map(str, world.shape))}"
 
 
 @dataclass(frozen=True)

@@ -124,14 +124,14 @@ class Report:
         ]
         return table(rows)
 
-    def _choice(self) -> str:
-        return "" if self.estimates is None else choice_text(self.estimates, self.program.strategy.name)
-
     def _axes(self) -> str:
         """Of a mesh of two axes."""
         axes = zip(self.program.strategy.axes, self.program.strategy.shape, strict=True)
         named = " × ".join(f"{name} {size}" for name, size in axes)
         return f" = {named}" if named else ""
+
+    def _choice(self) -> str:
+        return "" if self.estimates is None else choice_text(self.estimates, self.program.strategy.name)
 
     def _attention_table(self) -> str:
         if not self._attentions:
