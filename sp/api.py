@@ -21,7 +21,7 @@ from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.request import Request
 from sp.show import Report
-from sp.strategy import Strategy, bind_size, candidates, find_strategy
+from sp.strategy import Strategy, bind_names, bind_size, find_strategy
 from sp.validation import CheckReport, check_call
 
 AUTO = "auto"
@@ -144,7 +144,7 @@ def estimate(
     options = replace(_options(None, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     _, shape = bind_size(None, world)
-    known = None if strategies is None else candidates(shape, strategies)
+    known = None if strategies is None else bind_names(strategies, world)
     return estimate_call(model, request, (length, *request.lengths[1:]), options, shape, known)
 
 

@@ -7,19 +7,18 @@ ranks compare before they run it, holds what was chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from sp.costs import TRANSPORTS, Estimate, Estimates, Machine, byte_words, estimate_workload, machine_of
+from sp.costs import Estimate, Estimates, Machine, byte_words, estimate_workload, machine_of
 from sp.errors import StrategyError
 from sp.options import Options
 from sp.passes import rewriting
 from sp.passes.localize import output_form
 from sp.passes.manager import run_passes
 from sp.program import Program
-from sp.strategy import Strategy, candidates
+from sp.strategy import Strategy
 from sp.weigh import weigh
 
 
@@ -39,8 +38,7 @@ def estimate_program(
     workload = weigh(
         program, tensors, lengths, type(model).__name__, lambda port: output_form(port, options.outputs) == "global"
     )
-    known, refused = _candidates(mesh) if only is None else (only, [])
-    return estimate_workload(workload, prod(mesh), options.machine or _machine(model), known, refused)
+    return estimate_workload(workload, mesh, options.machine or _machine(model), only)
 
 
 def choose(estimates: Estimates) -> Strategy:
@@ -61,18 +59,6 @@ def choose(estimates: Estimates) -> Strategy:
 
 def _memory(each: Estimate) -> float:
     return each.memory
-
-
-def _candidates(mesh: tuple[int, ...]) -> tuple[list[Strategy], list[tuple[str, str]]]:
-    """The strategies that a mesh of this shape can run and the cost model knows, and why not the others."""
-    known: list[Strategy] = []
-    refused: list[tuple[str, str]] = []
-    for each in candidates(mesh):
-        if each.transport in TRANSPORTS:
-            known.append(each)
-        else:
-            refused.append((each.name, f"the cost model does not know the transport {each.transport!r}"))
-    return known, refused
 
 
 def _machine(model: nn.Module) -> Machine:

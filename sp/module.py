@@ -215,10 +215,9 @@ class ParallelModule(nn.Module):
     def _validate(self, request: Request, lengths: Lengths) -> None:
         """Each rank by itself, in a world of its own threads: equal inputs, so that all pass or all raise."""
         args, kwargs = request.call.rebuild(request.tensors)
-        strategy = self.options.chosen
-        shape = tuple(min(size, 2) for size in strategy.shape)
+        shape = tuple(min(size, 2) for size in self.options.chosen.shape)
         world = prod(shape) if shape else min(find_world(self.options.group).size, VALIDATION_RANKS)
-        options = replace(self.options, strategy=strategy.on(shape))
+        options = replace(self.options, strategy=self.options.chosen.on(shape))
         report = check_call(self.model, args, kwargs, options, world, length=lengths[0])
         if not report.exact:
             raise ValidationError(

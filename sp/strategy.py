@@ -23,6 +23,10 @@ class Strategy:
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
 
+    def takes(self, axes: int) -> bool:
+        """Whether it runs on a mesh of so many axes."""
+        return max(1, len(self.axes)) == axes
+
     def on(self, shape: tuple[int, ...]) -> Strategy:
         """Itself over a mesh of this shape, which has as many axes as it takes."""
         if not self.axes:
@@ -57,16 +61,18 @@ def find_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def candidates(size: int | tuple[int, ...], names: Sequence[str] | None = None) -> list[Strategy]:
-    """All that a mesh of this shape can run, on it; or those of these names, and StrategyError if it cannot run one."""
-    shape = (size,) if isinstance(size, int) else size
-    if names is None:
-        return [each.on(shape) for each in STRATEGIES.values() if max(1, len(each.axes)) == len(shape)]
-    known = (bind_size(find_strategy(name), size)[0] for name in names)
-    return [each for each in known if each is not None]
+def candidates(shape: tuple[int, ...]) -> list[Strategy]:
+    """All that a mesh of this shape can run, on it."""
+    return [each.on(shape) for each in STRATEGIES.values() if each.takes(len(shape))]
 
 
-def bind_size(strategy: Strategy | None, size: int | tuple[int, ...]) -> tuple[Strategy | None, tuple[int, ...]]:
+def bind_names(names: Sequence[str], size: int | tuple[int, int]) -> list[Strategy]:
+    """Those of these names on a world of this size, see `bind_size`."""
+    bound = (bind_size(find_strategy(name), size)[0] for name in names)
+    return [each for each in bound if each is not None]
+
+
+def bind_size(strategy: Strategy | None, size: int | tuple[int, int]) -> tuple[Strategy | None, tuple[int, ...]]:
     """The strategy on a world of this size without any process group, and the shape of that.
 
     strategy: None is any that takes so many axes.  StrategyError: the size has not the axes that the strategy takes."""
@@ -84,10 +90,8 @@ def place(
     one, two: what to write for a mesh of one axis, and of two: with places for their `shape` and `axes`, their names.
     names: what the axes at hand are called."""
     count = len(shape)
-    if strategy is None and count <= 2:
-        return strategy
-    if strategy is not None and count == max(1, len(strategy.axes)):
-        return strategy.on(shape)
+    if count in (1, 2) if strategy is None else strategy.takes(count):
+        return strategy and strategy.on(shape)
     found = f"the mesh has {count} ax{'is' if count == 1 else 'es'}: {names or shape}"
     if strategy is None or not strategy.axes:
         raise StrategyError(found, needed="one axis, the one along which the sequence is spread", remedy=one)

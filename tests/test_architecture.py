@@ -28,7 +28,7 @@ ARROWS = {
     "traffic": ("", ""),
     "plan": ("errors layout mask tile", ""),
     "strategy": ("errors layout", ""),
-    "costs": ("errors layout mask plan strategy tile", "tabulate"),
+    "costs": ("errors heads layout mask plan strategy tile traffic", "tabulate"),
     "models": ("", "torch"),
     "score": ("", ""),
     "caches": ("errors sharded_cache", "torch transformers"),

@@ -12,12 +12,13 @@ from torch import nn
 import sp
 from sp.costs import MACHINES
 from sp.models import GPT, Encoder, EncoderConfig, GPTConfig, Llama, LlamaConfig
+from sp.testing import run_mesh, run_ranks
 from sp.testing.compare import errors_between, run_once
-from sp.testing.ranks import run_ranks
 
-# Where attention costs what it computes, and merging more than that.
+# Where merging, or computing, is all that counts.
+SLOW_KERNEL = replace(MACHINES["cpu"], name="slow kernel", attention_flops=1e6, tile=(1, 1), memory_bandwidth=1e30)
 SLOW_MERGES = replace(
-    MACHINES["cpu"], name="slow merges", attention_flops=1e6, tile=(1, 1), merge_passes=1e6, ranks_per_node=64
+    MACHINES["cpu"], name="slow merges", attention_flops=1e9, tile=(1, 1), merge_passes=1e6, ranks_per_node=64
 )
 
 
@@ -30,21 +31,37 @@ def ids(length, rows=2):
     return torch.randint(0, 61, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
-@pytest.mark.parametrize("machine", [None, SLOW_MERGES], ids=["cpu", "slow merges"])
-def test_a_whole_model_is_exact(machine):
-    model, calls = llama(), [ids(17), ids(12)]
+def auto(model, calls, machine):
+    """What a rank of `mesh` chooses, and its errors against the model itself."""
     references = [run_once(model, (each,), {"labels": each}) for each in calls]
 
-    def rank(group):
-        parallel = sp.parallelize(copy.deepcopy(model), "auto", mesh=group, compile=False, machine=machine)
+    def rank(mesh):
+        parallel = sp.parallelize(copy.deepcopy(model), "auto", mesh=mesh, compile=False, machine=machine)
         runs = [run_once(parallel, (each,), {"labels": each}) for each in calls]
         errors = [errors_between(run, reference) for run, reference in zip(runs, references, strict=True)]
-        return parallel.options.strategy.name, errors
+        return parallel.report().as_dict()["choice"]["chosen"], errors
 
-    found = run_ranks(3, rank)
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("machine", "chosen"),
+    [(SLOW_MERGES, {"ulysses"}), (SLOW_KERNEL, {"striped", "zigzag", "allgather"})],
+    ids=["slow merges", "slow kernel"],
+)
+def test_a_whole_model_is_exact(machine, chosen):
+    """2 heads for 3 ranks: one of them would be idle."""
+    found = run_ranks(3, auto(llama(), [ids(17), ids(12)], machine))
     assert len({name for name, _ in found}) == 1
-    if machine is not None:
-        assert found[0][0] == "allgather"  # 2 heads for 3 ranks, and no merge
+    assert found[0][0] in chosen
+    for _, errors in found:
+        assert all(each.within(1e-11) for each in errors), errors
+
+
+def test_on_a_mesh_of_two_axes_what_takes_two_is_chosen():
+    found = run_mesh((2, 2), auto(llama(), [ids(17)], SLOW_KERNEL))
+    assert len({name for name, _ in found}) == 1
+    assert sp.STRATEGIES[found[0][0]].takes(2)
     for _, errors in found:
         assert all(each.within(1e-11) for each in errors), errors
 
@@ -104,6 +121,9 @@ def test_inspect_shows_what_was_compared():
     rows = facts["choice"]["estimates"]
     assert min(rows, key=lambda row: row["seconds"])["strategy"] == name == facts["choice"]["chosen"]
     assert json.loads(json.dumps(facts)) == facts
+    text = str(sp.inspect(llama(), (each,), strategy="auto", world_size=(2, 2), machine="h100"))
+    assert re.search(r"^auto: (usp|usp_zigzag|double_ring), the fastest of 3 strategies", text, re.M)
+    assert "ring: takes a mesh of one axis" in text
     named = sp.inspect(llama(), (each,), {"labels": each}, strategy=name, world_size=4)
     assert named.graph_table() == report.graph_table()
     assert named.as_dict()["choice"] is None

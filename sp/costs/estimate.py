@@ -14,7 +14,7 @@ from sp.costs.table import estimates_table
 from sp.costs.transports import TRANSPORTS
 from sp.costs.workload import Attending, Workload
 from sp.errors import InputError, StrategyError
-from sp.strategy import Strategy, bind_size, candidates
+from sp.strategy import STRATEGIES, Strategy, bind_names, bind_size, candidates
 
 _NOTHING = Phase(0.0, 0.0, 0.0, 0.0)
 
@@ -101,31 +101,34 @@ def estimate(
 ) -> Estimates:
     """The estimates of a model that is known by its sizes; see `sp.estimate`."""
     _, mesh = bind_size(None, world)
-    known = candidates(mesh, strategies)
+    only = None if strategies is None else bind_names(strategies, world)
     work = shape.workload(length, causal=causal, recompute=recompute)
-    return estimate_workload(work, prod(mesh), find_machine(machine), known)
+    return estimate_workload(work, mesh, find_machine(machine), only)
 
 
 def estimate_workload(
-    workload: Workload,
-    world: int,
-    machine: Machine,
-    strategies: Sequence[Strategy],
-    refused: Sequence[tuple[str, str]] = (),
+    workload: Workload, mesh: tuple[int, ...], machine: Machine, only: Sequence[Strategy] | None = None
 ) -> Estimates:
-    """Each of `strategies`, in their order.
+    """Each strategy that a mesh of this shape can run, in the order of the table, or some alone, bound to the mesh.
 
-    Raises StrategyError for a world without ranks, InputError for fewer tokens than ranks."""
-    if world < 1:
-        raise StrategyError(f"a world of {world} ranks", needed="at least one rank")
+    Raises InputError for fewer tokens than ranks."""
+    world = prod(mesh)
     if workload.length < world:
         raise InputError(f"{workload.length} tokens for {world} ranks", needed="at least one token for each rank")
-    found = tuple(_estimate(workload, world, machine, each) for each in strategies)
-    return Estimates(workload, machine, world, found, tuple(refused))
+    refused = [] if only is not None else [(each.name, _refusal(each, mesh)) for each in STRATEGIES.values()]
+    known = candidates(mesh) if only is None else only
+    found = tuple(_estimate(workload, world, machine, each) for each in known if each.transport in TRANSPORTS)
+    return Estimates(workload, machine, world, found, tuple(each for each in refused if each[1]))
+
+
+def _refusal(strategy: Strategy, mesh: tuple[int, ...]) -> str:
+    """Why it is not estimated; empty where it is."""
+    if not strategy.takes(len(mesh)):
+        return f"takes a mesh of {' and '.join(strategy.axes) or 'one axis'}"
+    return "" if strategy.transport in TRANSPORTS else f"the cost model does not know {strategy.transport!r}"
 
 
 def _estimate(work: Workload, world: int, machine: Machine, strategy: Strategy) -> Estimate:
-    assert strategy.transport in TRANSPORTS, f"the cost model has no line for the transport {strategy.transport!r}"
     local = _share(work.length, world)
     priced = [_price(each, world, machine, strategy) for each in work.attentions]
     forward = sum((each.attention.forward * each.count for each in priced), _NOTHING)
@@ -148,7 +151,7 @@ def _price(each: Attending, world: int, machine: Machine, strategy: Strategy) ->
     part = machine.with_latency_of(1 / each.batch)
     local, keys = each.queries if each.shared else _share(each.queries, world), _share(each.keys, world)
     transport = TRANSPORTS["merge" if each.shared else strategy.transport]
-    job = Job(each.shape, part, local, world, keys, strategy.shape[-1] if strategy.shape else None)
+    job = Job(each.shape, part, local, world, keys, strategy.shape[-1] if strategy.shape else world)
     return Priced(job, transport(job, strategy.layout, each.mask), each.batch, each.count * each.batch)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sp.costs.machine import Machine
 from sp.costs.work import Work
 from sp.costs.workload import AttentionShape
+from sp.traffic import KEYS, Widths, hop_bytes, travellers
 
 BACKWARD = 2.5  # products of matrices in backward for one in forward: five and two
 
@@ -42,15 +43,14 @@ class Phase:
 @dataclass(frozen=True)
 class Job:
     """One layer's attention on one rank, of one sequence.  local, keys: how many queries and keys it has.
-
-    inner: of a mesh of two axes, how many neighbours there are along the inner one."""
+    inner: how many ranks are neighbours along the inner of two axes; all of them where there is one axis."""
 
     shape: AttentionShape
     machine: Machine
     local: int
     world: int
     keys: int
-    inner: int | None = None
+    inner: int
 
     @property
     def kv_bytes(self) -> int:
@@ -61,6 +61,20 @@ class Job:
     def gradient_bytes(self) -> int:
         """Their gradients, as sums."""
         return self.keys * self.shape.kv_width * self.shape.sum_bytes
+
+    def hop(self, backward: bool) -> tuple[int, int]:
+        """What goes from rank to rank in a ring, there and back, one step behind: keys and values, or queries where
+        that is less."""
+        shape = self.shape
+        widths = Widths(shape.heads, shape.kv_heads, shape.head_width, shape.value_width, shape.item_bytes)
+        what = travellers(self.local, self.keys, widths, backward)
+        there, back = hop_bytes(what, widths, backward)
+        tokens = self.keys if what == KEYS else self.local
+        return tokens * there, tokens * back
+
+    def seconds(self, work: Work, backward: bool) -> float:
+        """Of a step."""
+        return self.compute(work, backward) + self.merge(work, backward)
 
     def compute(self, work: Work, backward: bool) -> float:
         return work.cost * self.shape.pair_flops * (BACKWARD if backward else 1) / self.machine.attention_flops

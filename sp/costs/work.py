@@ -28,7 +28,8 @@ from itertools import groupby
 from sp.costs.machine import Machine
 from sp.layout import find_layout
 from sp.mask import Band
-from sp.plan import Tile, make_step
+from sp.plan import make_step
+from sp.tile import Tile
 
 
 @dataclass(frozen=True)

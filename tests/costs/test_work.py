@@ -8,7 +8,8 @@ from sp.costs import MACHINES, Machine
 from sp.costs.work import Work, computed_pairs, layout_work
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, FULL, Band
-from sp.plan import Tile, make_plan
+from sp.plan import make_plan
+from sp.tile import Tile
 from tests.costs import brute
 
 TILES = [(1, 1), (2, 2), (3, 5), (4, 2), (8, 8), (64, 128)]
