@@ -137,22 +137,21 @@ def _exchanges(job: Job, parts: tuple[int, int], world: int) -> Phase:
 
 
 def _dealt(job: Job, shares: tuple[HeadShare, ...], backward: bool) -> tuple[int, int]:
-    """Bytes that the rank which sends most sends there and back: queries, keys, values and, of them, the output and the
-    log of its sums; in backward all of these and the output's gradient, and the other gradients back."""
+    """Bytes that the rank which sends most sends there and back: queries, keys and values, and the output; in backward
+    the gradient of the output, and the other gradients."""
     shape, joined = job.shape, len(shares)
     if joined == 1:
         return 0, 0
     copies, width = sum(len(share.groups) for share in shares), shape.head_width + shape.value_width
-    result = shape.value_width * shape.item_bytes + shape.sum_bytes
+    result = shape.value_width * shape.item_bytes
     gradient = shape.sum_bytes if shares_overlap(shares) else shape.item_bytes
     there = back = 0
     for heads, groups in {(len(share.heads), len(share.groups)) for share in shares}:
         to_heads, to_groups = job.local * (shape.heads - heads), job.keys * (copies - groups)
         to_queries, to_keys = job.local * (joined - 1) * heads, job.keys * (joined - 1) * groups
         given = (to_heads * shape.head_width + to_groups * width) * shape.item_bytes
-        more = to_heads * (result + shape.value_width * shape.item_bytes)
         grads = to_queries * shape.head_width * shape.item_bytes + to_keys * width * gradient
-        there = max(there, given + more if backward else given)
+        there = max(there, to_heads * result if backward else given)
         back = max(back, grads if backward else to_queries * result)
     return there, back
 

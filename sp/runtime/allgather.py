@@ -18,7 +18,7 @@ from torch import Tensor
 from sp.plan import Plan, Step
 from sp.runtime.block import Block
 from sp.runtime.comm import Exchange, World, start_all_to_all, start_gather
-from sp.runtime.stream import Parts, Stream, add_parts, keys_of, zero_gradients
+from sp.runtime.stream import Batches, Stream, add_all, keys_of, zero_gradients
 
 
 def _gathered(
@@ -58,12 +58,12 @@ class _Returned:
         self._blocks = {source: Block.over(parts[source], like, lengths[source]) for source in self._sources}
         self._arriving: Exchange | None = None
 
-    def add(self, step: Step, parts: Parts) -> None:
-        """What this rank found in `step`; after the last of the others', all go home."""
+    def add(self, step: Step, batches: Batches) -> None:
+        """What this rank finds in `step`; after the last of the others', all go home."""
         if step.source == self._world.rank:
-            add_parts(parts, *self._own)
+            add_all(batches, *self._own)
             return
-        add_parts(parts, *self._blocks[step.source].parts)
+        add_all(batches, *self._blocks[step.source].parts)
         if step.source == self._sources[-1]:
             self._arriving = start_all_to_all(self._world, self._others, self._to, self._from)
 
