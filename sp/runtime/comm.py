@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # a NewType of str that older versions of torch lack
     from torch.distributed.distributed_c10d import GroupName
 
 _SEAT = " as rank "
+# Counts the changes of what ops take and return: code in torch's caches on disk relies on it, and is found without it.
+_OPS = 2
 _AXES, _AND = " with axes ", " and "
 
 
@@ -63,9 +65,9 @@ def find_world(group_name: str) -> World:
     """The world of a process group's name, of its `seat_name`, or of an `axes_name`; the empty name is a world of one.
 
     StrategyError: no group of that name is alive, as after `destroy_process_group`."""
-    if not group_name:
-        return World(0, 1)
     groups, _, seat = group_name.partition(_SEAT)
+    if not groups:
+        return World(0, 1)
     name, _, axes = groups.partition(_AXES)
     group = _find_group(name)
     found = tuple(World(axis.rank(), axis.size(), axis) for axis in map(_find_group, filter(None, axes.split(_AND))))
@@ -88,17 +90,18 @@ def _find_group(name: str) -> dist.ProcessGroup:
 
 
 def seat_name(group_name: str) -> str:
-    """The group's name with this rank's place in it, `0 as rank 1 of 4`: what a graph that is to be compiled calls it.
-    Of two axes `0 with axes 3 and 5 as rank 1 of 2x2`.
+    """The group's name with this rank's place in it, `0 as rank 1 of 4, ops 2`: what a graph that is to be compiled
+    calls it.  Of two axes `0 with axes 3 and 5 as rank 1 of 2x2, ops 2`.
 
     torch finds compiled code in its caches on disk by the text of the graph, and the code holds the sizes of one rank.
-    Without the place in the text, rank 1 would run what rank 0 has compiled, or what a world of another size has."""
+    Without the place in the text, rank 1 would run what rank 0 has compiled, or what a world of another size has; and
+    without the number, what was compiled for the ops of another version of sp."""
     world = find_world(group_name)
-    return group_name if world.group is None or _SEAT in group_name else f"{group_name}{_SEAT}{_seat(world)}"
+    return group_name if _SEAT in group_name else f"{group_name}{_SEAT}{_seat(world)}"
 
 
 def _seat(world: World) -> str:
-    return f"{world.rank} of {'x'.join(map(str, world.shape))}"
+    return f"{world.rank} of {'x'.join(map(str, world.shape))}, ops {_OPS}"
 
 
 @dataclass(frozen=True)

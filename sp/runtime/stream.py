@@ -30,13 +30,16 @@ Parts = list[tuple[Tile, Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Saved:
-    """What backward knows of forward: local inputs and results."""
+    """What backward knows of forward: inputs and results.
+
+    groups: how many key/value heads there are in all, where the tensors are those of dealt heads."""
 
     q_BHSD: Tensor
     k_BGSD: Tensor
     v_BGSE: Tensor
     out_BHSE: Tensor
     lse_BHS: Tensor
+    groups: int = 0
 
 
 class Homeward(Protocol):

@@ -14,22 +14,27 @@ from sp.runtime.allgather import ALL_GATHER
 from sp.runtime.comm import World
 from sp.runtime.double_ring import DOUBLE_RING
 from sp.runtime.kernels import Kernel
+from sp.runtime.merge import accumulation_dtype
 from sp.runtime.partials import partials_forward
 from sp.runtime.ring import RING, ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
-from sp.runtime.ulysses import ulysses_backward, ulysses_forward
+from sp.runtime.ulysses import dealt_like, ulysses_backward, ulysses_forward
 
-Forward = Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor]]
+_LocalForward = Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor]]
+Forward = Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, list[Tensor]]]
 Backward = Callable[
     [Tensor, Saved, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor, Tensor, list[Tensor]]
 ]
+Kept = Callable[[Tensor, Tensor, Tensor, str, tuple[int, int], str], list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Transport:
     """plan(layout, mask, length, world, keys): what this rank of a world computes.
-    forward(q, k, v, plan, kernel, scale, world, score): out, lse.
+    forward(q, k, v, plan, kernel, scale, world, score): out, and what is kept for backward: lse alone, or q, k, v, out
+    and lse as backward takes them in place of the local ones.  None shares memory with another or with an operand.
+    kept(q, k, v, layout, (length, keys), group): the like of what forward keeps, uninitialised; fake tensors will do.
     backward(grad_out, saved, plan, …): dq, dk, dv, and the gradients of the score's leaves; in the dtype of sums, or
     already in those of q, k and v.  No two share a buffer.
 
@@ -39,6 +44,30 @@ class Transport:
     plan: Callable[[str, Band, int, World, int], Plan]
     forward: Forward
     backward: Backward
+    kept: Kept
+
+
+def _keeping_lse(run: _LocalForward) -> Forward:
+    def forward(
+        q_BHSD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        plan: Plan,
+        kernel: Kernel,
+        scale: float,
+        world: World,
+        score: BoundScore | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        out, lse = run(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world, score)
+        return out, [lse]
+
+    return forward
+
+
+def _lse(
+    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: str, lengths: tuple[int, int], group: str
+) -> list[Tensor]:
+    return [q_BHSD.new_empty(q_BHSD.shape[:3], dtype=accumulation_dtype(q_BHSD.dtype))]
 
 
 def _plan(layout: str, mask: Band, length: int, world: World, keys: int) -> Plan:
@@ -56,12 +85,12 @@ def _local_plan(layout: str, mask: Band, length: int, world: World, keys: int) -
 TRANSPORTS = {
     transport.name: transport
     for transport in (
-        Transport("ring", _plan, ring_forward, ring_backward),
-        Transport("double_ring", _plan_of_rings, DOUBLE_RING.forward, DOUBLE_RING.backward),
-        Transport("allgather", _plan, ALL_GATHER.forward, ALL_GATHER.backward),
-        Transport("alltoall", _plan, ulysses_forward, ulysses_backward),
+        Transport("ring", _plan, _keeping_lse(ring_forward), ring_backward, _lse),
+        Transport("double_ring", _plan_of_rings, _keeping_lse(DOUBLE_RING.forward), DOUBLE_RING.backward, _lse),
+        Transport("allgather", _plan, _keeping_lse(ALL_GATHER.forward), ALL_GATHER.backward, _lse),
+        Transport("alltoall", _plan, ulysses_forward, ulysses_backward, dealt_like),
         # Of one step, so that the ring's backward sends nothing.  No strategy's own: for queries without a sequence.
-        Transport("merge", _local_plan, partials_forward, RING.backward),
+        Transport("merge", _local_plan, _keeping_lse(partials_forward), RING.backward, _lse),
     )
 }
 

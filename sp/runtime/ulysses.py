@@ -6,9 +6,10 @@ B batch · H query heads · G key/value heads · S tokens · D, E head sizes of 
     rank 0   tokens 0 1 of heads a b c d     tokens 0 1 2 3 of heads a b
     rank 1   tokens 2 3 of heads a b c d     tokens 0 1 2 3 of heads c d
 
-Between, the attention of a world of one.  Any number of heads: they are dealt evenly up to one, with the key/value
-heads that they need (`sp.heads`); where several ranks need one, its gradients are added in the order of ranks.
-Jacobs et al. 2023, arXiv 2309.14509.
+What was dealt in forward is kept for backward, where only the gradient of the output has to be dealt, and the gradients
+of q, k and v return.  Between, the attention of a world of one.  Any number of heads: they are dealt evenly up to one,
+with the key/value heads that they need (`sp.heads`); where several ranks need one, its gradients are added in the order
+of ranks.  Jacobs et al. 2023, arXiv 2309.14509.
 
 On a mesh of two axes (USP, Fang & Zhao 2024, arXiv 2405.07719) this happens along the inner one, and what stands
 between is a ring along the outer one: the inner ranks hold contiguous parts of what one rank of that ring holds.
@@ -31,10 +32,11 @@ import torch
 from torch import Tensor
 
 from sp.heads import HeadShare, share_heads, shares_overlap
+from sp.layout import find_layout
 from sp.plan import Plan, make_plan
-from sp.runtime.bits import as_bits, of_bits
-from sp.runtime.comm import World, all_to_all
+from sp.runtime.comm import World, all_to_all, find_world
 from sp.runtime.kernels import Kernel
+from sp.runtime.merge import accumulation_dtype
 from sp.runtime.ring import ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
@@ -49,15 +51,33 @@ def ulysses_forward(
     scale: float,
     world: World,
     score: BoundScore | None,
-) -> tuple[Tensor, Tensor]:
-    """out_BHSE in q's dtype, laid out [B, S, H, E], and lse_BHS of the local queries; see `Stream.forward`."""
-    deal = _Deal.of(q_BHSD, k_BGSD, plan, world)
+) -> tuple[Tensor, list[Tensor]]:
+    """out_BHSE in q's dtype, laid out [B, S, H, E], of the local queries, see `Stream.forward`; and what was dealt."""
+    deal = _Deal.of(q_BHSD.shape[1], k_BGSD.shape[1], plan, world)
     q, k, v = deal.to_heads([q_BHSD], [k_BGSD, v_BGSE])
-    k, v = deal.share_expanded(k), deal.share_expanded(v)
     between = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
-    out, lse = ring_forward(q, k, v, *between)
-    out_BHSE, bits_BHSW = deal.to_tokens([out, as_bits(lse, out.dtype)], [])
-    return out_BHSE, of_bits(bits_BHSW, lse.dtype)
+    out, lse = ring_forward(q, deal.share_expanded(k), deal.share_expanded(v), *between)
+    if deal.world.size == 1:
+        return out, [lse]
+    (out_BHSE,) = deal.to_tokens([out], [])
+    return out_BHSE, [q, k, v, out, lse]
+
+
+def dealt_like(
+    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: str, lengths: tuple[int, int], group: str
+) -> list[Tensor]:
+    """The like of what `ulysses_forward` keeps.  lengths: global, of queries and of keys; may be symbols."""
+    world, (batch, heads, local, _) = find_world(group), q_BHSD.shape
+    dtype = accumulation_dtype(q_BHSD.dtype)
+    if world.inner.size == 1:
+        return [q_BHSD.new_empty((batch, heads, local), dtype=dtype)]
+    rule, joined = find_layout(layout).nesting(world.size)
+    mine = share_heads(heads, k_BGSD.shape[1], joined)[world.inner.rank]
+    queries, keys = (rule.local_length(total, world.rank // joined, world.size // joined) for total in lengths)
+    own, needed, value_size = len(mine.heads), len(mine.groups), v_BGSE.shape[3]
+    shapes = [(queries, own, q_BHSD.shape[3]), (keys, needed, k_BGSD.shape[3]), (keys, needed, value_size)]
+    dealt = [q_BHSD.new_empty((batch, *shape)).transpose(1, 2) for shape in (*shapes, (queries, own, value_size))]
+    return [*dealt, q_BHSD.new_empty((batch, own, queries), dtype=dtype)]
 
 
 def ulysses_backward(
@@ -69,13 +89,14 @@ def ulysses_backward(
     world: World,
     score: BoundScore | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """dq, dk, dv of the local tokens, laid out [B, S, heads, size], and of the leaves of the score this rank's part."""
-    dtype, deal = saved.q_BHSD.dtype, _Deal.of(saved.q_BHSD, saved.k_BGSD, plan, world)
-    of_queries = [saved.q_BHSD, grad_BHSE, saved.out_BHSE, as_bits(saved.lse_BHS, dtype)]
-    q, grad, out, bits, k, v = deal.to_heads(of_queries, [saved.k_BGSD, saved.v_BGSE])
-    between = Saved(q, deal.share_expanded(k), deal.share_expanded(v), out, of_bits(bits, saved.lse_BHS.dtype))
+    """dq, dk, dv of the local tokens, laid out [B, S, heads, size], and of the leaves of the score this rank's part.
+
+    saved: of this rank's heads, as `ulysses_forward` kept them."""
+    dtype, deal = saved.q_BHSD.dtype, _Deal.of(grad_BHSE.shape[1], saved.groups, plan, world)
+    (grad,) = deal.to_heads([grad_BHSE], [])
+    k, v = deal.share_expanded(saved.k_BGSD), deal.share_expanded(saved.v_BGSE)
     how = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
-    dq, dk, dv, found = ring_backward(grad, between, *how)
+    dq, dk, dv, found = ring_backward(grad, replace(saved, k_BGSD=k, v_BGSE=v), *how)
     (dq_BHSD,) = deal.to_tokens([dq.to(dtype)], [])
     # What is added on arrival travels in the dtype of sums.
     narrow = dk.dtype if shares_overlap(deal.shares) else dtype
@@ -95,10 +116,10 @@ class _Deal:
     keys: tuple[range, ...]
 
     @staticmethod
-    def of(q_BHSD: Tensor, k_BGSD: Tensor, plan: Plan, world: World) -> _Deal:
+    def of(heads: int, groups: int, plan: Plan, world: World) -> _Deal:
         _, joined = plan.layout.nesting(plan.world)
         assert joined == world.inner.size, f"heads are dealt for contiguous tokens, these are {plan.layout.name}"
-        shares = share_heads(q_BHSD.shape[1], k_BGSD.shape[1], joined)
+        shares = share_heads(heads, groups, joined)
         tokens = (_tokens(plan, total, world.inner) for total in (plan.length, plan.keys))
         return _Deal(world.inner, shares, *tokens)
 

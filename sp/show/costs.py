@@ -129,9 +129,9 @@ def _all_gather(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
 
 
 def _all_to_all(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
-    """Forward: queries, keys and values of the others' heads to them; of its own heads the output of the others' tokens
-    and the log of its sum.  Backward: the same, output and its gradient to where the queries go; back go the gradients,
-    in the dtype of sums those of keys and values that several ranks have.  Between, on two axes, the outer ring."""
+    """Forward: queries, keys and values of the others' heads to them; of its own heads the others' output.  Backward:
+    the gradient of the output to where the queries went; back go those of queries, keys and values, in the dtype of
+    sums those of keys and values that several ranks have.  Between, on two axes, the outer ring."""
     layout, joined = plan.layout.nesting(plan.world)
     shares, group = _dealt(site, plan), (plan.rank // joined, plan.world // joined)
     all_queries, all_keys = (layout.local_length(total, *group) for total in (plan.length, plan.keys))
@@ -140,10 +140,10 @@ def _all_to_all(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
     to_groups = keys * (sum(len(share.groups) for share in shares) - len(own.groups))
     to_queries, to_keys = (all_queries - queries) * len(own.heads), (all_keys - keys) * len(own.groups)
     given = to_groups * _key_width(site) // site.kv_heads + to_heads * site.head_width
-    result = site.value_width * site.item_bytes + _sum_bytes(site)
+    result = site.value_width * site.item_bytes
     gradient = _sum_bytes(site) if shares_overlap(shares) else site.item_bytes
     forward = given * site.item_bytes + to_queries * result
-    there = given * site.item_bytes + to_heads * (result + site.value_width * site.item_bytes)
+    there = to_heads * result
     back = to_queries * site.head_width * site.item_bytes + to_keys * _key_width(site) // site.kv_heads * gradient
     return _total([(forward, there + back), _ring_between(site, plan, steps)])
 

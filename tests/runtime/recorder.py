@@ -100,7 +100,7 @@ class Recorder:
             plan = make_plan(layout, mask, length, world.size, world.rank, keys)
             (q, _, _, grad), (_, k, v, _) = (make_inputs(own) for own in plan.local)
             kernel, run = self._kernel(q, k), find_transport(transport)
-            out, lse = run.forward(q, k, v, plan, kernel, SCALE, world, None)
+            out, (lse,) = run.forward(q, k, v, plan, kernel, SCALE, world, None)
             count = len(self.events)
             run.backward(grad, Saved(q, k, v, out, lse), plan, kernel, SCALE, world, None)
             return self.events[:count], self.events[count:]

@@ -120,7 +120,7 @@ def test_a_ring_has_two_buffers_for_what_travels(world: int) -> None:
         plan, run = make_plan("striped", CAUSAL, length, world, here.rank), find_transport("ring")
         q, k, v, grad = make_inputs(4)
         with Buffers(k.numel() + v.numel()) as forward:
-            out, lse = run.forward(q, k, v, plan, KERNELS["flash"], SCALE, here, None)
+            out, (lse,) = run.forward(q, k, v, plan, KERNELS["flash"], SCALE, here, None)
         with Buffers(k.numel() + v.numel()) as backward:
             run.backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, here, None)
         return forward.count, backward.count
