@@ -124,7 +124,7 @@ def estimate_workload(
 def _refusal(strategy: Strategy, mesh: tuple[int, ...]) -> str:
     """Why it is not estimated; empty where it is."""
     if not strategy.takes(len(mesh)):
-        return f"takes a mesh of {' and '.join(strategy.axes) or 'one axis'}"
+        return f"takes a mesh of {'two axes' if strategy.axes else 'one axis'}"
     return "" if strategy.transport in TRANSPORTS else f"the cost model does not know {strategy.transport!r}"
 
 
