@@ -13,6 +13,7 @@ from sp.passes.manager import Pass
 from sp.passes.no_grad import Detach
 from sp.passes.noise import SeedNoise
 from sp.passes.normalize import Normalize
+from sp.passes.overlap import Overlap
 from sp.passes.place import Place
 from sp.passes.recognize import Recognize
 from sp.passes.reduce import Reduce
@@ -44,5 +45,6 @@ def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tu
         Reduce(),  # before place: averages become sums, the only thing that place lets cross the ranks
         Place(),  # judges the final global ops; refuses what no rule can prove
         Localize(outputs),  # needs every placement; from here on shapes are local
+        Overlap(),  # after localize: groups what that has inserted
         Verify(),  # last: reads the result like a stranger and trusts no pass before it
     )

@@ -27,6 +27,7 @@ from sp.testing.ranks import run_ranks
 from tests.passes.exact import STRATEGIES, check, check_forward, single
 from tests.passes.programs import IDS_BS, Small, listing, program_of
 
+*LOCALIZED, _, _ = pipeline()  # without overlap and verify
 WORLD = 3
 
 
@@ -136,11 +137,11 @@ def forward(m: Small, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_printed(golden: Callable[[str, str], None]) -> None:
     """What is inserted, and where; no rank and no length appears in it."""
-    golden("passes/localize", listing(program_of(forward, IDS_BS, passes=pipeline())))
+    golden("passes/localize", listing(program_of(forward, IDS_BS, passes=LOCALIZED)))
 
 
 def test_every_insertion_says_why() -> None:
-    program = program_of(forward, IDS_BS, passes=pipeline())
+    program = program_of(forward, IDS_BS, passes=LOCALIZED)
     assert [(insertion.op, insertion.value) for insertion in program.insertions] == [
         ("sp.replicate", "model_e_weight"),
         ("sp.shard", "inputs_0"),

@@ -44,6 +44,13 @@ def bypass(op: str, number: int = 0) -> Callable[[Program], Program]:
     return plant
 
 
+def bypass_one_of_many(program: Program) -> Program:
+    replicas = find(program, "sp.replicate_all")
+    (first, *_) = replicas.users
+    first.replace_all_uses_with(replicas.args[0][first.args[1]])  # type: ignore[index]
+    return program
+
+
 def misplace(op: str, **changes: object) -> Callable[[Program], Program]:
     def plant(program: Program) -> Program:
         node = find(program, op)
@@ -103,11 +110,11 @@ def local_port(program: Program) -> Program:
 
 
 PLANTED: dict[str, tuple[Callable[[Program], Program], str]] = {
-    "a parameter past sp.replicate": (
-        bypass("sp.replicate"),
+    "a parameter past sp.replicate_all": (
+        bypass_one_of_many,
         "past sp.replicate: its gradient would be one rank's part",
     ),
-    "a reduced value past sp.replicate": (bypass("sp.replicate", 3), "past sp.replicate"),
+    "a reduced value past sp.replicate": (bypass("sp.replicate"), "past sp.replicate"),
     "a partial sum past sp.reduce": (bypass("sp.reduce"), "each rank's part of a sum, past sp.reduce"),
     "a loss past sp.reduce": (bypass("sp.reduce", 1), "each rank's part of a sum, past sp.reduce"),
     "an output past sp.unshard": (bypass("sp.unshard"), "output '1' is sharded(dim 1), its port is"),
