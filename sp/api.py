@@ -16,7 +16,7 @@ from sp.executable import build
 from sp.module import ParallelModule
 from sp.options import Options
 from sp.passes.input_dims import SequenceDim
-from sp.passes.localize import OutputForm
+from sp.passes.output_forms import FORMS, OutputForm
 from sp.request import Request
 from sp.show import Report
 from sp.strategy import find_strategy
@@ -49,7 +49,8 @@ def parallelize(
     sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
     inputs: "local" when the caller passes this rank's shard (see `pmodel.layout`), always for every input.
-    outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name.
+    outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name, and "none" there makes
+        None of an output that nobody reads (logits beside a loss), without gathering or computing it.
     compile: False runs the graph as it is; a mapping is passed on to torch.compile.
     kernel: "dense" or "flash"; None chooses by device and dtype, and the report shows which.
     generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
@@ -132,10 +133,13 @@ def _options(
     compiled: bool | Mapping[str, Any],
     kernel: str | None,
 ) -> Options:
-    forms = [inputs, *([outputs] if isinstance(outputs, str) else outputs.values())]
-    wrong = [form for form in forms if form not in ("global", "local")]
+    whole = [inputs, *([outputs] if isinstance(outputs, str) else ())]
+    named = () if isinstance(outputs, str) else outputs.values()
+    wrong = [form for form in whole if form not in ("global", "local")]
+    wrong += [form for form in named if form not in FORMS]
     if wrong:
-        raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed="'global' or 'local'")
+        more = ", and 'none' for an output by name" if named else ""
+        raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed=f"'global' or 'local'{more}")
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
     return Options(find_strategy(strategy), group, sequence_dim, inputs == "local", outputs, compiled, kernel)

@@ -115,6 +115,7 @@ def build(model: nn.Module, request: Request, lengths: Lengths, options: Options
         )
         program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
         _check_lengths(program, lengths, type(model).__name__)
+        outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})
         bound = bind(program, seat_name(options.group))
         run = _compiled(bound, options.compile) if options.compile else bound
     return Executable(request.key, captured, program, outputs, bound, run, lengths, slots=_slots(bound, model))

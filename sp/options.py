@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sp.passes.input_dims import SequenceDim
-from sp.passes.localize import OutputForm
+from sp.passes.output_forms import OutputForm
 from sp.strategy import Strategy
 
 

@@ -8,11 +8,12 @@ from sp.passes.canonical import Canonical
 from sp.passes.decompose import Decompose
 from sp.passes.flex import Flex
 from sp.passes.functionalize import Functionalize
-from sp.passes.localize import Localize, OutputForm
+from sp.passes.localize import Localize
 from sp.passes.manager import Pass
 from sp.passes.no_grad import Detach
 from sp.passes.noise import SeedNoise
 from sp.passes.normalize import Normalize
+from sp.passes.output_forms import Drop, OutputForm
 from sp.passes.overlap import Overlap
 from sp.passes.place import Place
 from sp.passes.recognize import Recognize
@@ -37,6 +38,7 @@ def preparation() -> tuple[Pass, ...]:
 def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tuple[Pass, ...]:
     """The passes in their order, each with the reason for its place."""
     return (
+        Drop(outputs),  # first: what nobody wants is neither judged nor refused
         *preparation(),
         Recognize(),  # before noise: dropped weights of an attention are refused by that name
         SeedNoise(),  # before anything is placed: noise is a value like others

@@ -205,11 +205,10 @@ def _renewed(insertions: Sequence[Insertion], messages: Sequence[Message]) -> tu
 
 
 def _insertion(message: Message) -> Insertion:
-    first = message[0]
-    count = f"gradients of {len(message)} parameters are" if len(message) > 1 else "gradient of it is"
-    size = sum(parameter.bytes for parameter in message)
-    value = (first.block or first.node.name) if len(message) > 1 else first.node.name
-    return Insertion("sp.replicate_all", value, f"the {count} summed in one message of {size:,} bytes, during backward")
+    first, size = message[0], sum(parameter.bytes for parameter in message)
+    what = f"the gradients of {len(message)} parameters are" if len(message) > 1 else "its gradient is"
+    value = first.block if first.block and len(message) > 1 else first.node.name
+    return Insertion("sp.replicate_all", value, f"{what} summed in one message of {size:,} bytes, during backward")
 
 
 def _summary(messages: Sequence[Message]) -> str:

@@ -6,6 +6,7 @@
     sharded value    → op on shards                    must be what the op's rule needs, and make what it says
     any value        → output                          whole, unless its port is local
     any value                                          must not be sequence × sequence
+    what has travelled between ranks                   must be read by something
 
 Of what earlier passes found it reads nothing but each value's placement.  The pass changes nothing.  A violation is our
 own mistake, never the user's: it is an AssertionError.
@@ -28,6 +29,7 @@ from sp.passes.score_sources import is_for_tiles
 from sp.program import Partial, Placement, Program, Replicated, Sharded
 
 _BORDERS = frozenset({"sp.shard", "sp.unshard", "sp.reduce", "sp.replicate", "sp.promise", "sp.replicate_all"})
+_TRAVELLED = frozenset({"sp.unshard", "sp.reduce", "sp.move"})
 _SPANS = frozenset({"sp.narrow", "sp.widen", "sp.move"})  # what they take and give is in their arguments
 
 
@@ -42,6 +44,7 @@ class Verify:
                 differentiable.add(node)
             if node.op == "call_function" and result(node) is not None:
                 _check_size(node, program)
+                assert node.users or op_name(node) not in _TRAVELLED, f"nobody reads {node}, which has travelled"
                 _check_edges(node, program, differentiable)
         _check_outputs(program)
         return program.note(

@@ -98,6 +98,13 @@ def sum_without_partial(program: Program) -> Program:
     return program
 
 
+def gather_for_nobody(program: Program) -> Program:
+    whole = find(program, "sp.unshard")
+    with program.graph.inserting_before(whole):
+        program.graph.node_copy(whole)
+    return program
+
+
 def unknown_op(program: Program) -> Program:
     node = find(program, "aten.mul")
     node.target = torch.ops.aten.kron.default
@@ -125,6 +132,7 @@ PLANTED: dict[str, tuple[Callable[[Program], Program], str]] = {
     "a slice of a shard": (slice_along_the_sequence, "its rule says sharded(dim 1, [1:"),
     "a sum said to be a shard": (sum_without_partial, "its rule says partial(sum)"),
     "an op without a rule": (unknown_op, "has no rule for what it reads: sp has no placement rule for aten.kron"),
+    "a gather that nobody reads": (gather_for_nobody, "nobody reads unshard_1, which has travelled"),
     "an output that is not local": (local_port, "output '0' is replicated, its port is"),
     "sequence × sequence": (multiply_positions, "is sequence × sequence"),
 }
