@@ -45,25 +45,30 @@ class Localize:
     name: str = "localize"
 
     def run(self, program: Program) -> Program:
-        found, refusals = find_placements(program)
-        assert not refusals.listed, "place has refused nothing"
-        localizer = _Localizer(program, found)
+        localizer = _Localizer(program, _found(program))
         ports = localizer.build(self.outputs)
         module = fx.GraphModule(program.graph_module, localizer.out.graph)
         module.graph.eliminate_dead_code()
-        module.recompile()
         alive = {node.name for node in module.graph.nodes}
         inserted = tuple(insertion for name, insertion in localizer.out.insertions.items() if name in alive)
         placed = {node.name: node.meta["placement"] for node in module.graph.nodes if "placement" in node.meta}
         text = f"{len(inserted)} ops inserted between replicated and sharded values"
-        return replace(program, graph_module=module, outputs=ports, placements=placed, insertions=inserted).note(
-            self.name, text
-        )
+        local = replace(program, graph_module=module, outputs=ports, placements=placed, insertions=inserted, found=None)
+        return local.note(self.name, text)
 
     def check(self, program: Program) -> None:
         for node in program.graph.nodes:
             if op_name(node) == "sp.shard":
                 assert not isinstance(node.args[0].meta["placement"], Sharded), f"{node} cuts a shard again"
+
+
+def _found(program: Program) -> Placements:
+    """What place has found; sought again where the graph has been copied since."""
+    if isinstance(program.found, Placements):
+        return program.found
+    found, refusals = find_placements(program)
+    assert not refusals.listed, "place has refused nothing"
+    return found
 
 
 class _Localizer:

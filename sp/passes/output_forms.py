@@ -41,7 +41,6 @@ class Drop:
         values = cast("Sequence[fx.Node]", program.graph.output_node().args[0])
         pairs = [(port, value) for port, value in zip(program.outputs, values, strict=True) if self._keeps(port)]
         program.graph.output_node().args = (tuple(value for _, value in pairs),)
-        program.graph_module.recompile()
         gone = [port.name for port in program.outputs if not self._keeps(port)]
         text = f"not asked for: {', '.join(gone)}" if gone else "all asked for"
         return replace(program, outputs=tuple(port for port, _ in pairs)).note(self.name, text)

@@ -75,7 +75,6 @@ class Overlap:
         start = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
         for message in messages:
             _send(message, start, order)
-        program.graph_module.recompile()
         placed = {node.name: node.meta["placement"] for node in graph.nodes if "placement" in node.meta}
         return replace(program, placements=placed, insertions=insertions).note(self.name, _summary(messages))
 

@@ -19,6 +19,7 @@ from sp.passes.capture import capture
 from sp.passes.fxtools import op_name, shape
 from sp.passes.localize import Localize, OutputForm
 from sp.passes.manager import run_passes
+from sp.passes.placements import Placements
 from sp.program import Replicated, Sharded
 from sp.runtime.comm import seat_name
 from sp.strategy import find_strategy
@@ -156,6 +157,17 @@ def test_every_insertion_says_why() -> None:
     assert all(insertion.why for insertion in program.insertions)
     inserted = [node for node in program.graph.nodes if op_name(node).startswith("sp.")]
     assert len(inserted) == len(program.insertions)
+
+
+def test_placements_are_found_once() -> None:
+    """Place hands them on; of a copied graph they are found anew, and are the same."""
+    *before, localize = LOCALIZED
+    placed = program_of(forward, IDS_BS, passes=before)
+    copied = placed.fork()
+    assert isinstance(placed.found, Placements)
+    assert copied.found is None
+    assert listing(localize.run(placed)) == listing(localize.run(copied))
+    assert localize.run(placed).found is None
 
 
 def test_one_program_for_all_ranks() -> None:

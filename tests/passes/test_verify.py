@@ -39,6 +39,7 @@ def bypass(op: str, number: int = 0) -> Callable[[Program], Program]:
     def plant(program: Program) -> Program:
         node = find(program, op, number)
         node.replace_all_uses_with(node.args[0])
+        program.graph.erase_node(node)
         return program
 
     return plant
