@@ -25,7 +25,7 @@ from sp.validation import CheckReport, check_call
 Form = Literal["global", "local"]
 
 
-def parallelize(
+def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     model: nn.Module,
     strategy: str = "striped",
     *,
@@ -39,6 +39,7 @@ def parallelize(
     kernel: str | None = None,
     generator: torch.Generator | None = None,
     validate: bool = False,
+    memory_budget: float = 1.0,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
@@ -56,11 +57,14 @@ def parallelize(
     generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
     validate: True tries every capture as `sp.check` does, on each rank by itself, before it first runs: a second
         capture and some seconds, for a copy of the model on the CPU; ValidationError, on all ranks, if it is not exact.
+    memory_budget: how much of the activations a compiled step may keep for backward, from 1.0, all that saves time, to
+        0.0, as little as it can.  The rest is recomputed; an attention, and whatever else communicates, never is.
 
     Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     options = _options(strategy, _group_name(mesh), sequence_dim, inputs, outputs, compile, kernel)
-    options = replace(options, generator=generator, validate=validate)
+    _check_budget(memory_budget, compile)
+    options = replace(options, generator=generator, validate=validate, memory_budget=memory_budget)
     _check_plain(model)
     parallel = ParallelModule(model, options)
     if example_args is not None or example_kwargs is not None:
@@ -143,6 +147,19 @@ def _options(
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
     return Options(find_strategy(strategy), group, sequence_dim, inputs == "local", outputs, compiled, kernel)
+
+
+def _check_budget(budget: float, compiled: bool | Mapping[str, Any]) -> None:
+    if not 0 <= budget <= 1:
+        raise StrategyError(f"memory_budget is {budget}", needed="a share from 0.0 to 1.0")
+    settings = compiled if isinstance(compiled, Mapping) else {}
+    wrong = [word for word in ("mode", "backend") if settings.get(word) not in (None, "inductor", "default")]
+    if budget < 1 and (not compiled or wrong):
+        raise StrategyError(
+            f"memory_budget is {budget} with {'compile=False' if not compiled else f'a {wrong[0]} of your own'}",
+            needed="Inductor, which decides what is recomputed",
+            remedy="compile=True, or a mapping with options alone",
+        )
 
 
 def _group_name(mesh: object) -> str:

@@ -117,7 +117,7 @@ def build(model: nn.Module, request: Request, lengths: Lengths, options: Options
         _check_lengths(program, lengths, type(model).__name__)
         outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})
         bound = bind(program, seat_name(options.group))
-        run = _compiled(bound, options.compile) if options.compile else bound
+        run = _compiled(bound, options.compile, options.memory_budget) if options.compile else bound
     return Executable(request.key, captured, program, outputs, bound, run, lengths, slots=_slots(bound, model))
 
 
@@ -148,10 +148,14 @@ def _as_parameters(model: nn.Module) -> Generator[None]:
             held[name] = value
 
 
-def _compiled(bound: fx.GraphModule, settings: bool | Mapping[str, Any]) -> Callable[..., Any]:
+def _compiled(bound: fx.GraphModule, settings: bool | Mapping[str, Any], memory_budget: float) -> Callable[..., Any]:
     """One graph for all lengths; a caller's own settings come last."""
     given: dict[str, Any] = {"dynamic": True, "fullgraph": True}
     given.update({} if isinstance(settings, bool) else settings)
+    if memory_budget < 1:
+        from sp.passes.partition import Partition  # imports Inductor
+
+        given["options"] = {**given.get("options", {}), "custom_partitioner_fn": Partition(memory_budget)}
     return torch.compile(bound, **given)
 
 

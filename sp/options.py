@@ -18,7 +18,8 @@ class Options:
     """group: name of the process group whose ranks share the sequence; "" is a world of one.
     compile: whether torch.compile runs the rewritten graph, or its options.
     generator: what the seeds of dropout are drawn from; None is torch's own.
-    validate: whether every capture is tried beside the plain model before it runs."""
+    validate: whether every capture is tried beside the plain model before it runs.
+    memory_budget: the share of its activations that a compiled step may keep, see `sp.passes.partition`."""
 
     strategy: Strategy
     group: str = ""
@@ -29,3 +30,4 @@ class Options:
     kernel: str | None = None
     generator: torch.Generator | None = None
     validate: bool = False
+    memory_budget: float = 1.0

@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sp.errors import UnsupportedModelError
+from sp.models import Llama, LlamaConfig
 from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.passes.call import Call
 from sp.passes.capture import capture
 from sp.passes.fxtools import op_name, shape
-from sp.passes.localize import Localize, OutputForm
+from sp.passes.localize import Localize
 from sp.passes.manager import run_passes
+from sp.passes.output_forms import OutputForm
 from sp.passes.placements import Placements
 from sp.program import Replicated, Sharded
 from sp.runtime.comm import seat_name
@@ -196,6 +198,17 @@ def test_dead_global_values_are_gone() -> None:
         if isinstance(node.meta.get("placement"), Replicated) and any(size.has(S) for size in shape(node))
     ]
     assert whole == ["inputs_0", "arange"]
+
+
+def test_of_a_decoder_only_integers_of_the_labels_are_of_global_length() -> None:
+    """Rotary tables and the causal mask are computed on the shard, or not at all, however deep the model."""
+    model = Llama(LlamaConfig(vocab_size=61, layers=3, heads=2, kv_heads=1, width=16))
+    program = program_of(model, IDS_BS, passes=pipeline(outputs="local"), labels=IDS_BS)
+    whole = [node for node in program.graph.nodes if isinstance(node.meta.get("placement"), Replicated)]
+    whole = [node for node in whole if any(size.has(program.sequence.symbol) for size in shape(node))]
+    assert [op_name(node) for node in whole if node.op == "call_function"] == [
+        *("aten.arange", "aten.pad", "aten.slice", "aten.flatten", "aten.ne"),
+    ]
 
 
 OUTPUT_FORMS: list[tuple[OutputForm, list[bool]]] = [
