@@ -18,7 +18,7 @@ from sp.mesh import Mesh, bind_mesh
 from sp.module import ParallelModule
 from sp.options import Options
 from sp.passes.input_dims import SequenceDim
-from sp.passes.localize import OutputForm
+from sp.passes.output_forms import FORMS, OutputForm
 from sp.request import Request
 from sp.show import Report
 from sp.strategy import Strategy, bind_names, bind_size, find_strategy
@@ -28,7 +28,7 @@ AUTO = "auto"
 Form = Literal["global", "local"]
 
 
-def parallelize(
+def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     model: nn.Module,
     strategy: str = "striped",
     *,
@@ -43,6 +43,7 @@ def parallelize(
     generator: torch.Generator | None = None,
     validate: bool = False,
     machine: Machine | str | None = None,
+    memory_budget: float = 1.0,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
@@ -55,19 +56,24 @@ def parallelize(
     sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
     inputs: "local" when the caller passes this rank's shard (see `pmodel.layout`), always for every input.
-    outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name.
+    outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name, and "none" there makes
+        None of an output that nobody reads (logits beside a loss), without gathering or computing it.
     compile: False runs the graph as it is; a mapping is passed on to torch.compile.
     kernel: "dense" or "flash"; None chooses by device and dtype, and the report shows which.
     generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
     validate: True tries every capture as `sp.check` does, on each rank by itself, before it first runs: a second
         capture and some seconds, for a copy of the model on the CPU; ValidationError, on all ranks, if it is not exact.
     machine: a name in `sp.costs.MACHINES` or one of your own, for "auto"; None goes by the device of the parameters.
+    memory_budget: how much of the activations a compiled step may keep for backward, from 1.0, all that saves time, to
+        0.0, as little as it can.  The rest is recomputed; an attention, and whatever else communicates, never is.
 
     Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     bound, group = bind_mesh(_find(strategy), mesh)
     options = _options(bound, group, sequence_dim, inputs, outputs, compile, kernel)
-    options = replace(options, generator=generator, validate=validate, machine=_machine(machine))
+    options = replace(options, generator=generator, validate=validate, memory_budget=memory_budget)
+    options = replace(options, machine=_machine(machine))
+    _check_budget(memory_budget, compile)
     _check_plain(model)
     parallel = ParallelModule(model, options)
     if example_args is not None or example_kwargs is not None:
@@ -196,10 +202,13 @@ def _options(
     compiled: bool | Mapping[str, Any],
     kernel: str | None,
 ) -> Options:
-    forms = [inputs, *([outputs] if isinstance(outputs, str) else outputs.values())]
-    wrong = [form for form in forms if form not in ("global", "local")]
+    whole = [inputs, *([outputs] if isinstance(outputs, str) else ())]
+    named = () if isinstance(outputs, str) else outputs.values()
+    wrong = [form for form in whole if form not in ("global", "local")]
+    wrong += [form for form in named if form not in FORMS]
     if wrong:
-        raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed="'global' or 'local'")
+        more = ", and 'none' for an output by name" if named else ""
+        raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed=f"'global' or 'local'{more}")
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
     return Options(strategy, group, sequence_dim, inputs == "local", outputs, compiled, kernel)
@@ -212,3 +221,16 @@ def _find(strategy: str) -> Strategy | None:
 
 def _machine(machine: Machine | str | None) -> Machine | None:
     return None if machine is None else find_machine(machine)
+
+
+def _check_budget(budget: float, compiled: bool | Mapping[str, Any]) -> None:
+    if not 0 <= budget <= 1:
+        raise StrategyError(f"memory_budget is {budget}", needed="a share from 0.0 to 1.0")
+    settings = compiled if isinstance(compiled, Mapping) else {}
+    wrong = [word for word in ("mode", "backend") if settings.get(word) not in (None, "inductor", "default")]
+    if budget < 1 and (not compiled or wrong):
+        raise StrategyError(
+            f"memory_budget is {budget} with {'compile=False' if not compiled else f'a {wrong[0]} of your own'}",
+            needed="Inductor, which decides what is recomputed",
+            remedy="compile=True, or a mapping with options alone",
+        )

@@ -15,8 +15,8 @@ from sp.costs import Estimate, Estimates, Machine, byte_words, estimate_workload
 from sp.errors import StrategyError
 from sp.options import Options
 from sp.passes import rewriting
-from sp.passes.localize import output_form
 from sp.passes.manager import run_passes
+from sp.passes.output_forms import form_of
 from sp.program import Program
 from sp.strategy import Strategy
 from sp.weigh import weigh
@@ -36,7 +36,7 @@ def estimate_program(
     prepared: of plain lines, before any pass reads a strategy.  tensors, lengths: those of the call; global lengths."""
     program = run_passes(prepared, rewriting(options.kernel))
     workload = weigh(
-        program, tensors, lengths, type(model).__name__, lambda port: output_form(port, options.outputs) == "global"
+        program, tensors, lengths, type(model).__name__, lambda port: form_of(port, options.outputs) == "global"
     )
     return estimate_workload(workload, mesh, options.machine or _machine(model), only)
 

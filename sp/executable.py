@@ -113,15 +113,16 @@ def build(
     mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
     with TURN, _as_parameters(model):
         captured, outputs = _captured(model, request, lengths, options)
-        prepared, estimates = run_passes(captured, preparation()), None
+        prepared, estimates = run_passes(captured, preparation(options.outputs)), None
         if options.strategy is None:
             shape = find_world(options.group).shape if mesh is None else mesh
             estimates = estimate_program(prepared, request.tensors, lengths, options, shape, model)
             captured, prepared = (replace(each, strategy=choose(estimates)) for each in (captured, prepared))
         program = run_passes(prepared, distribution(outputs=options.outputs, kernel=options.kernel))
         _check_lengths(program, lengths, type(model).__name__)
+        outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})
         bound = bind(program, seat_name(options.group))
-        run = _compiled(bound, options.compile) if options.compile else bound
+        run = _compiled(bound, options.compile, options.memory_budget) if options.compile else bound
     slots = _slots(bound, model)
     return Executable(request.key, captured, program, outputs, bound, run, lengths, estimates, slots=slots)
 
@@ -137,7 +138,7 @@ def estimate_call(
     """What such a call over global `lengths` would take under each strategy, or some.  Nothing is transformed."""
     with TURN, _as_parameters(model):
         captured, _ = _captured(model, request, request.lengths, options)
-        prepared = run_passes(captured, preparation())
+        prepared = run_passes(captured, preparation(options.outputs))
         _check_lengths(prepared, lengths, type(model).__name__)
         return estimate_program(prepared, request.tensors, lengths, options, mesh, model, only)
 
@@ -182,10 +183,14 @@ def _as_parameters(model: nn.Module) -> Generator[None]:
             held[name] = value
 
 
-def _compiled(bound: fx.GraphModule, settings: bool | Mapping[str, Any]) -> Callable[..., Any]:
+def _compiled(bound: fx.GraphModule, settings: bool | Mapping[str, Any], memory_budget: float) -> Callable[..., Any]:
     """One graph for all lengths; a caller's own settings come last."""
     given: dict[str, Any] = {"dynamic": True, "fullgraph": True}
     given.update({} if isinstance(settings, bool) else settings)
+    if memory_budget < 1:
+        from sp.passes.partition import Partition  # imports Inductor
+
+        given["options"] = {**given.get("options", {}), "custom_partitioner_fn": Partition(memory_budget)}
     return torch.compile(bound, **given)
 
 

@@ -11,7 +11,7 @@ import torch
 from sp.costs import Machine
 from sp.errors import SpError
 from sp.passes.input_dims import SequenceDim
-from sp.passes.localize import OutputForm
+from sp.passes.output_forms import OutputForm
 from sp.strategy import Strategy
 
 
@@ -22,7 +22,8 @@ class Options:
     group: for `sp.runtime.comm.find_world`, the ranks that share the sequence; "" is a world of one.
     compile: whether torch.compile runs the rewritten graph, or its options.
     generator: what the seeds of dropout are drawn from; None is torch's own.
-    validate: whether every capture is tried beside the plain model before it runs."""
+    validate: whether every capture is tried beside the plain model before it runs.
+    memory_budget: the share of its activations that a compiled step may keep, see `sp.passes.partition`."""
 
     strategy: Strategy | None
     group: str = ""
@@ -33,6 +34,7 @@ class Options:
     kernel: str | None = None
     generator: torch.Generator | None = None
     validate: bool = False
+    memory_budget: float = 1.0
     machine: Machine | None = None
 
     @property

@@ -67,7 +67,6 @@ class RewriteAttention:
             else:
                 sites.append(found)
         program.graph.eliminate_dead_code()
-        program.graph_module.recompile()
         masks = ", ".join(sorted({site.scores for site in sites})) or "none"
         text = f"{len(sites)} attentions rewritten to {program.strategy.name}; masks proven: {masks}"
         return replace(program, attentions=tuple(sites)).refuse(refused).note(self.name, text)

@@ -169,6 +169,19 @@ def all_reduce(world: World, x: Tensor, op: Any) -> Tensor:
     return total
 
 
+def start_sum(world: World, x: Tensor) -> None:
+    """Start summing all ranks' `x` [n] in place, the same bits on every rank; nobody touches it before `finish_sum`.
+
+    torch keeps the request with the memory of `x`, as it does for its functional collectives."""
+    if world.group is not None and x.numel():
+        torch.ops._c10d_functional.all_reduce_(x, "sum", world.group.group_name)
+
+
+def finish_sum(x: Tensor) -> None:
+    """Wait for what `start_sum` has started, if anything (on CUDA: until the current stream may use it)."""
+    torch.ops._c10d_functional.wait_tensor(x)
+
+
 def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """Every rank's tensor, in rank order, fresh and contiguous.  `shapes[r]` is the shape that rank r has.
 

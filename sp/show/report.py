@@ -11,6 +11,7 @@ from sp.layout import find_layout
 from sp.program import Port, Program
 from sp.show.choice import choice_dict, choice_text
 from sp.show.facts import Attention, attentions, insertion_kinds, insertions
+from sp.show.gathers import gathered_bytes
 from sp.show.graph import print_program
 from sp.show.grid import plan_grid
 from sp.show.naming import Naming
@@ -80,7 +81,10 @@ class Report:
             "local_lengths": self._local_lengths(self.length),
             "lengths": list(self.lengths),
             "inputs": [_port_dict(port) for port in self._inputs],
-            "outputs": [_port_dict(port) for port in self.program.outputs],
+            "outputs": [
+                {**_port_dict(port), "gathered": size}
+                for port, size in zip(self.program.outputs, self._gathered, strict=True)
+            ],
             "attentions": [_attention_dict(each) for each in self._attentions],
             "insertions": [vars(each) for each in insertion_kinds(self.program)],
             "history": [{"stage": note.stage, "text": self._naming.text(note.text)} for note in self.program.history],
@@ -89,6 +93,10 @@ class Report:
     @cached_property
     def _attentions(self) -> list[Attention]:
         return attentions(self.program, self.lengths, self.world)
+
+    @cached_property
+    def _gathered(self) -> list[int]:
+        return gathered_bytes(self.program, self.lengths, self.world)
 
     @cached_property
     def _naming(self) -> Naming:
@@ -120,7 +128,7 @@ class Report:
             ("world", f"{self.world} rank{'' if self.world == 1 else 's'}{self._axes()}"),
             *sequences,
             ("inputs", ", ".join(map(_port, self._inputs))),
-            ("outputs", ", ".join(map(_port, self.program.outputs))),
+            ("outputs", ", ".join(map(_port, self.program.outputs, self._gathered))),
         ]
         return table(rows)
 
@@ -198,10 +206,11 @@ def _attention_dict(each: Attention) -> dict[str, Any]:
     }
 
 
-def _port(port: Port) -> str:
+def _port(port: Port, gathered: int = 0) -> str:
     if port.dim is None:
         return f"{port.name} (no sequence)"
-    return f"{port.name} ({'local' if port.local else 'global'}, dim {port.dim})"
+    cost = f", {byte_count(gathered)} gathered" if gathered else ""
+    return f"{port.name} ({'local' if port.local else 'global'}, dim {port.dim}{cost})"
 
 
 def _port_dict(port: Port) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def test_dict_is_plain_data(llama: Report) -> None:
     assert sum(facts["local_lengths"]) == 4099
     assert set(facts["local_lengths"]) == {512, 513}
     assert facts["outputs"] == [
-        {"name": "logits", "dim": 1, "local": False},
-        {"name": "loss", "dim": None, "local": False},
+        {"name": "logits", "dim": 1, "local": False, "gathered": 4099 * 256 * 4 * 7 // 8},
+        {"name": "loss", "dim": None, "local": False, "gathered": 0},
     ]
 
 
@@ -69,10 +69,10 @@ def test_insertions_are_counted_by_kind_and_reason(llama: Report) -> None:
     kinds = insertion_kinds(llama.program)
     nodes = [str(node.target) for node in llama.program.graph.nodes]
     assert sum(kind.count for kind in kinds) == len(llama.program.insertions)
-    for op in ("sp.shard", "sp.unshard", "sp.replicate", "sp.reduce"):
+    for op in ("sp.shard", "sp.unshard", "sp.replicate_all", "sp.reduce"):
         assert sum(kind.count for kind in kinds if kind.op == op) == nodes.count(f"{op}.default")
     assert len({(kind.op, kind.why) for kind in kinds}) == len(kinds)
-    assert [kind.count for kind in kinds if kind.op == "sp.replicate"] == [4 * 9 + 3]
+    assert [kind.count for kind in kinds if kind.op == "sp.replicate_all"] == [1, 4, 1]
 
 
 def test_reason_names_the_value_only_where_it_stands_alone(llama: Report) -> None:
@@ -99,7 +99,7 @@ def test_local_in_and_out() -> None:
     parallel = sp.parallelize(model, inputs="local", outputs="local", compile=False, example_args=(ids,))
     report = parallel.report()
     assert report.as_dict()["inputs"] == [{"name": "ids_BS", "dim": 1, "local": True}]
-    assert report.as_dict()["outputs"] == [{"name": "logits", "dim": 1, "local": True}]
+    assert report.as_dict()["outputs"] == [{"name": "logits", "dim": 1, "local": True, "gathered": 0}]
     assert re.search(r"inputs +ids_BS \(local, dim 1\)\noutputs +logits \(local, dim 1\)", str(report))
     assert re.search(r"world +1 rank\n", str(report))
 

@@ -7,8 +7,9 @@ from sp.runtime.ops import move as _move
 from sp.runtime.ops import noise as _noise
 from sp.runtime.ops import placement as _placement
 from sp.runtime.ops import reduction as _reduction
+from sp.runtime.ops import sums as _sums
 
-del _attention, _move, _noise, _placement, _reduction
+del _attention, _move, _noise, _placement, _reduction, _sums
 
 attention = torch.ops.sp.attention.default
 shard = torch.ops.sp.shard.default
@@ -20,5 +21,20 @@ noise = torch.ops.sp.noise.default
 peak = torch.ops.sp.peak.default
 replicate = torch.ops.sp.replicate.default
 reduce = torch.ops.sp.reduce.default
+promise = torch.ops.sp.promise.default
+replicate_all = torch.ops.sp.replicate_all.default
 
-__all__ = ["attention", "move", "narrow", "noise", "peak", "reduce", "replicate", "shard", "unshard", "widen"]
+__all__ = [
+    "attention",
+    "move",
+    "narrow",
+    "noise",
+    "peak",
+    "promise",
+    "reduce",
+    "replicate",
+    "replicate_all",
+    "shard",
+    "unshard",
+    "widen",
+]
