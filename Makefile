@@ -37,8 +37,8 @@ format: $(VENV)/.dev  ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.examples  ## Measure attention on 2 ranks, the bound beside each figure
-	$(BIN)/python benchmarks/attention.py $(ARGS)
+bench: $(VENV)/.bench  ## Measure everything, the bound beside each figure; some of it: ARGS="attention step"
+	$(BIN)/python -m benchmarks $(ARGS)
 
 golden: $(VENV)/.dev  ## Write the golden files anew; read the diff before you commit it
 	$(BIN)/python -m pytest -m "not slow" --update-golden $(ARGS)
@@ -70,6 +70,10 @@ $(VENV)/.torch: constraints.txt | $(BIN)/pip
 
 $(VENV)/.examples: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt $(VENV)/.torch
+	$(PIP) --editable '.[bench]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
