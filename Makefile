@@ -13,7 +13,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint format bench golden zoo fuzz clean
+.PHONY: help demo test test-slow test-gpu lint format bench golden zoo fuzz clean
 
 help:  ## Print this table
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -27,6 +27,9 @@ test: $(VENV)/.dev  ## Run the tests, those marked slow left out
 
 test-slow: $(VENV)/.dev  ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+test-gpu: $(VENV)/.dev  ## Run the tests that need a GPU: ranks that share one, over gloo
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 lint: $(VENV)/.dev  ## Check style, format and types
 	$(BIN)/ruff check .
@@ -54,7 +57,7 @@ clean:  ## Delete caches, builds and what the examples wrote; .venv stays
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # Many ranks share the cores of one machine: a thread each, unless the caller says otherwise.
-test test-slow golden zoo fuzz: export OMP_NUM_THREADS ?= 1
+test test-slow test-gpu golden zoo fuzz: export OMP_NUM_THREADS ?= 1
 
 # Installed once: each stamp is older than what it was made from only when there is something to install.
 # pip is the last file that venv writes, so a venv cut short is made again.

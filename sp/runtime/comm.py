@@ -3,6 +3,13 @@
 Ranks are always ranks *of the group*.  Every call takes a `World`; a world of one rank never communicates,
 because gloo refuses to send to itself.  Sizes are never negotiated: all ranks derive them from the same
 integers, since gloo aborts the process when they disagree.
+
+On CUDA, NCCL has a stream of its own for each group, which is the stream for communication: posting an exchange makes
+it wait for what the current stream has been given so far (what is sent is written by then), returns at once, and the
+kernels that are launched next run beside the transfer.  `wait` blocks no thread: it makes the current stream wait for
+NCCL's, so that what is launched after it may read what was received.  An `Exchange` or `Gathering` holds its tensors
+until then; from there on their memory is reused in the order of the current stream, which is behind the transfer, so
+that nothing needs `record_stream`.  Under gloo, tensors of a GPU go by way of the host (`sp.runtime.host`).
 """
 
 from __future__ import annotations
@@ -18,11 +25,14 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from sp.errors import StrategyError
+from sp.runtime.host import HostGroup, HostWork, crosses_host
 
 if TYPE_CHECKING:  # a NewType of str that older versions of torch lack
     from torch.distributed.distributed_c10d import GroupName
 
 _SEAT = " as rank "
+
+Work = dist.Work | HostWork
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ def _seat(world: World) -> str:
 class Exchange:
     """A send and a receive under way.  It keeps both tensors alive; nobody touches them before `wait`."""
 
-    works: tuple[dist.Work, ...]
+    works: tuple[Work, ...]
     send: Tensor
     receive: Tensor
 
@@ -92,15 +102,22 @@ def post_exchange(world: World, send: Tensor, to: int, receive: Tensor, source: 
     assert world.rank not in (to, source), "a rank does not send to itself"
     assert send.is_contiguous(), "only contiguous tensors travel"
     assert receive.is_contiguous(), "only contiguous tensors travel"
-    post = _post_each if send.device.type == "cpu" else _post_batched
-    return Exchange(post(world.group, send, to, receive, source, tag), send, receive)
+    group = _reaching(world.group, send.device)
+    if send.device.type == "cpu" or isinstance(group, HostGroup):
+        works = _post_each(group, send, to, receive, source, tag)
+    else:
+        works = _post_batched(group, send, to, receive, source, tag)
+    return Exchange(works, send, receive)
 
 
-def _post_each(
-    group: dist.ProcessGroup, send: Tensor, to: int, receive: Tensor, source: int, tag: int
-) -> tuple[dist.Work, ...]:
+def _reaching(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """The group, or what takes its place where it cannot reach tensors of `device`.  Any: both have the same calls."""
+    return HostGroup(group) if crosses_host(group, device) else group
+
+
+def _post_each(group: Any, send: Tensor, to: int, receive: Tensor, source: int, tag: int) -> tuple[Work, ...]:
     """Independent requests, for backends whose sends do not wait for the receiver's call (gloo)."""
-    works: list[dist.Work] = []
+    works: list[Work] = []
     if receive.numel():
         works.append(group.recv([receive], source, tag))
     if send.numel():
@@ -128,7 +145,7 @@ def all_reduce(world: World, x: Tensor, op: Any) -> Tensor:
     if world.group is not None and total.numel():
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        world.group.allreduce([total], options).wait()
+        _reaching(world.group, x.device).allreduce([total], options).wait()
     return total
 
 
@@ -144,7 +161,7 @@ def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> list
 class Gathering:
     """An all-gather under way.  It keeps its tensors alive; nobody touches them before `wait`."""
 
-    work: dist.Work | None
+    work: Work | None
     send: Tensor
     received: tuple[Tensor, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -169,7 +186,9 @@ def start_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> Ga
     if padded.numel() < size:
         padded = torch.cat([padded, padded.new_zeros(size - padded.numel())])
     received = [padded.clone()] if world.group is None else [padded.new_empty(size) for _ in shapes]
-    work = world.group.allgather([received], [padded]) if world.group is not None and size else None
+    work = None
+    if world.group is not None and size:
+        work = _reaching(world.group, x.device).allgather([received], [padded])
     return Gathering(work, padded, tuple(received), tuple(tuple(shape) for shape in shapes), x.dtype)
 
 
@@ -183,5 +202,6 @@ def all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequence[i
     width = send.element_size()
     received = send.new_empty(sum(source))
     counts = [[count * width for count in side] for side in (source, to)]
-    world.group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts).wait()
+    group = _reaching(world.group, send.device)
+    group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts).wait()
     return received
