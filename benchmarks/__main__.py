@@ -1,6 +1,6 @@
 """Runs benchmarks, prints their tables and writes them down.
 
-    python -m benchmarks                        # all of them, an hour on 2 cores
+    python -m benchmarks                        # all of them but `gpu_ranks`, an hour on 2 cores
     python -m benchmarks attention step         # these
     python -m benchmarks step --length 8192     # one, with options of its own: `python -m benchmarks step --help`
     python -m benchmarks --tiny                 # sizes that show only that everything works
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.result import save
-from benchmarks.suite import NAMES, find, read_options
+from benchmarks.suite import NAMES, USUAL, find, read_options
 
 OUT = Path(__file__).parent / "out"
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
     load = machine.load()
     if load > machine.BUSY:
         print(f"this machine is busy (load {load}): what waits for its slowest rank suffers more than the rest\n")
-    for name in names or NAMES:
+    for name in names or USUAL:
         benchmark = find(name)
         options = read_options(name, benchmark, theirs, ours.tiny)
         print(f"{name}: {benchmark.about}\n", flush=True)

@@ -2,18 +2,21 @@
 they were measured.  Figures themselves mean nothing at these sizes, but for counts, which are exact."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.bounds import attention_bound, step_bound
+from benchmarks.bounds import attention_bound, critical_area, step_bound
+from benchmarks.gpu_ranks import WAYS, Replay, Times, refusal
 from benchmarks.picture import Chart, Series
 from benchmarks.result import Result, Table, save
 from benchmarks.suite import NAMES, Benchmark, find, read_options
 from benchmarks.timing import Samples, in_turn
+from sp.mask import CAUSAL
+from sp.plan import Tile, make_plan
 
 SLOW = ("step", "memory", "compile", "masked", "window")  # many processes, or models that compile
 WITHOUT_BOUND = ("published",)  # which shows the published figure instead
@@ -55,6 +58,28 @@ class Options:
     backend: str = "eager"
     repeats: int = 3
     memory: bool = False
+
+
+def test_replay_is_the_critical_path(tmp_path: Path) -> None:
+    """Where every pair costs the same, ratios are the bounds."""
+
+    class Even(Replay):
+        def times(self, tile: Tile) -> Times:
+            return {way: Samples((float(tile.area),) * 2) for way in WAYS}
+
+    options = replace(find("gpu_ranks").tiny, repeats=2)
+    for layout in ("contiguous", "striped", "zigzag"):
+        plans = [make_plan(layout, CAUSAL, 48, 4, rank) for rank in range(4)]
+        assert Even(options).critical(plans, "forward") == Samples((float(critical_area(plans)),) * 2)
+    plans = [make_plan("zigzag", CAUSAL, 48, 4, rank) for rank in range(4)]
+    assert critical_area(plans) * 4 == pytest.approx(48 * 49 / 2, rel=0.1)
+
+
+def test_lengths_that_are_too_long_are_named() -> None:
+    options = find("gpu_ranks").tiny
+    assert refusal(options, 256, (128, 1.0)) == ""
+    assert "left out: about 64 s a call, more than 30" in refusal(options, 1024, (128, 1.0))
+    assert "GiB, and 4 are free" in refusal(options, 1 << 30, None)
 
 
 def test_options_are_fields() -> None:
