@@ -4,9 +4,16 @@ B batch · H query heads · S local queries · P the rows of one part · E value
 
 A softmax over the union of two sets of keys is the mean of the two softmaxes, weighted by their sums of exponentials:
 with lse = log(exp(a) + exp(b)), out = out_a + sigmoid(b - a)·(out_b - out_a), which cannot overflow.
+
+In place, and on the rows of the part alone.  On CUDA it is compiled into one pass, which reads the part in its own
+dtype: op by op, a merge in float32 costs almost half of a step of 8k tokens there.  On CPU torch's own `lerp_` is as
+fast as memory, and faster than what Inductor makes of it (1.2 against 2.3 ms for 8192 tokens, 8 heads of 64).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -32,13 +39,13 @@ class Accumulator:
             return
         out_BHSE, lse_BHS = self.state()
         rows = (2, q0, q1 - q0)
-        _merge(out_BHSE.narrow(*rows), lse_BHS.narrow(*rows), out_BHPE.to(dtype), lse_BHP.to(dtype))
+        merge_into(out_BHSE.narrow(*rows), lse_BHS.narrow(*rows), out_BHPE, lse_BHP)
 
     def add_sink(self, sink_BHS1: Tensor) -> None:
         """Add one more key, of the value zero, with these scores [B or 1, H or 1, S or 1, 1].  The last part of all."""
         out_BHSE, lse_BHS = self.state()
         zero = out_BHSE.new_zeros(()).expand_as(out_BHSE)
-        _merge(out_BHSE, lse_BHS, zero, sink_BHS1.squeeze(-1).to(lse_BHS.dtype).expand_as(lse_BHS))
+        merge_into(out_BHSE, lse_BHS, zero, sink_BHS1.squeeze(-1).expand_as(lse_BHS))
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """out_BHSE in the dtype of q, laid out [B, S, H, E]; lse_BHS contiguous."""
@@ -61,9 +68,21 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def merge_into(out_BHPE: Tensor, lse_BHP: Tensor, new_out_BHPE: Tensor, new_lse_BHP: Tensor) -> None:
+    """Merge the new part, of any dtype, into `out` and `lse`, in place."""
+    run = _compiled() if out_BHPE.device.type == "cuda" else _merge
+    run(out_BHPE, lse_BHP, new_out_BHPE, new_lse_BHP)
+
+
 def _merge(out_BHPE: Tensor, lse_BHP: Tensor, new_out_BHPE: Tensor, new_lse_BHP: Tensor) -> None:
-    """Merge the new part into `out` and `lse`, in place."""
+    new_out_BHPE, new_lse_BHP = new_out_BHPE.to(out_BHPE.dtype), new_lse_BHP.to(lse_BHP.dtype)
     # Both untouched is -inf - -inf = nan: no weight.  A row untouched so far is +inf, made finite: weight 1.
     weight_BHP = torch.sub(new_lse_BHP, lse_BHP).nan_to_num_(nan=-torch.inf).sigmoid_()
     out_BHPE.lerp_(new_out_BHPE, weight_BHP.unsqueeze(-1))
-    torch.logaddexp(lse_BHP, new_lse_BHP, out=lse_BHP)
+    lse_BHP.copy_(torch.logaddexp(lse_BHP, new_lse_BHP))
+
+
+@cache
+def _compiled() -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+    """One graph for all lengths."""
+    return torch.compile(_merge, dynamic=True)

@@ -1,7 +1,12 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.utils import run_and_get_code
 
+from sp.runtime import merge
 from sp.runtime.merge import Accumulator
 
 B, H, S, E = 2, 3, 11, 4
@@ -112,3 +117,48 @@ def test_a_sink_is_one_more_key_of_value_zero(rows: list[tuple[int, int]], shape
     key = sink.squeeze(-1).expand(B, H, S)
     for found, wanted in zip(total.finish(), written_out([*parts, (0, S, torch.zeros(B, H, S, E), key)]), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
+
+
+def test_compiled_it_is_one_kernel_for_many_lengths_and_rows() -> None:
+    """What runs on CUDA: the part is read in its own dtype, and nothing else is allocated or copied."""
+    torch.compiler.reset()
+    counted = CompileCounterWithBackend("inductor")
+    run = torch.compile(merge._merge, dynamic=True, fullgraph=True, backend=counted)
+    places = ((16, 0, 16), (24, 8, 24), (40, 0, 20), (48, 24, 48), (56, 8, 56), (64, 0, 64))
+    _, codes = run_and_get_code(lambda: [compare_merges(run, *place) for place in places])
+    assert len(codes) == counted.frame_count <= 3  # guards tell a whole from some of its rows, and what is aligned
+    assert all(code.count("= async_compile.cpp_pybinding(") == 1 for code in codes)
+
+
+def compare_merges(run: Callable[..., None], length: int, begin: int, end: int) -> None:
+    """Of 16-bit parts for some of the rows, with `run` and as written, in float32."""
+    (a, x), (b, y) = make_parts(2)
+    a, b = (each[:, :, :1].repeat(1, 1, length, 1) for each in (a, b))
+    x, y = (each[:, :, :1].repeat(1, 1, length) for each in (x, y))
+    x = torch.where(torch.arange(length) % 3 == 0, -torch.inf, x)
+    part = [b[:, :, begin:end].bfloat16(), y[:, :, begin:end].float()]
+    found, wanted = ([a.float(), x.float()] for _ in range(2))
+    for (out, lse), merge_rows in ((found, run), (wanted, merge._merge)):
+        merge_rows(out[:, :, begin:end], lse[:, :, begin:end], *part)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_the_compiled_merge_runs_inside_of_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: torch.compile's code calls an operator, which calls compiled code of its own."""
+    seen: list[int] = []
+
+    def chosen(*operands: Tensor) -> None:
+        seen.append(operands[0].shape[2])
+        merge._compiled()(*operands)
+
+    monkeypatch.setattr(merge, "merge_into", chosen)
+    parts = [(0, S, *make_parts(2)[0]), (2, S, *make_parts(2)[1])]
+
+    @torch.library.custom_op("sp_tests::merged", mutates_args=())
+    def operator(x: Tensor) -> Tensor:
+        return merged([(q0, q1, out * x, lse) for q0, q1, out, lse in parts])[0].contiguous()
+
+    operator.register_fake(lambda x: x.new_empty(B, H, S, E))
+    out = torch.compile(lambda x: operator(x) + 1, fullgraph=True)(torch.ones((), dtype=torch.float64))
+    torch.testing.assert_close(out, written_out(parts)[0] + 1, rtol=1e-14, atol=1e-14)
+    assert seen
