@@ -4,8 +4,9 @@
 
 Counted is what leaves the rank that sends most: by attention in forward and in backward, and by everything else
 (gradients' sums as a ring of reductions would send them, outputs that are gathered).  Nothing is timed: ranks are
-threads.  `of as many` compares with as many key heads as query heads: a ring moves keys and values as the model has
-them, so that its bound is their ratio, 0.25 for 8:2.  Where queries and outputs travel too it is 1, and less is better.
+threads.  `forward of as many` compares with as many key heads as query heads: a ring moves keys and values as the model
+has them, so that its bound is their ratio, 0.25 for 8:2.  Where queries and outputs travel too it is 1, and less is
+better.
 """
 
 from __future__ import annotations
@@ -49,10 +50,6 @@ class Found:
     reported_backward: int
     rest: int
 
-    @property
-    def total(self) -> int:
-        return self.forward + self.backward
-
 
 def measure(options: Options, strategy: str, kv_heads: int) -> Found:
     config = LlamaConfig(layers=options.layers, heads=options.heads, kv_heads=kv_heads, width=16 * options.heads)
@@ -89,11 +86,11 @@ def run(options: Options) -> Result:
         whole = found.get(options.heads)
         for kv_heads, each in found.items():
             bound = 1.0 if moves_queries else kv_heads / options.heads
-            share = None if whole is None else each.total / whole.total
+            share = None if whole is None else each.forward / whole.forward
             counted = [each.forward, each.reported_forward, each.backward, each.reported_backward]
             rows.append([strategy, f"{options.heads}:{kv_heads}", *counted, share, bound, each.rest])
     columns = {"": "", "heads": "", "forward": ",", "reported": ",", "backward": ",", "reported ": ","}
-    columns |= {"of as many": ".3f", "bound": ".3f", "everything else": ","}
+    columns |= {"forward of as many": ".3f", "bound": ".3f", "everything else": ","}
     facts = f"{options.layers} layers, {options.length:,} tokens, {options.dtype}, {options.world} ranks"
     return Result([Table(f"bytes sent in a training step by the busiest rank: {facts}", columns, rows)])
 

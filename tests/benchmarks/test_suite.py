@@ -48,7 +48,7 @@ def test_counted_bytes_are_those_of_the_report_and_follow_the_key_heads(tmp_path
     (table,) = json.loads((tmp_path / "bytes.json").read_text())["tables"]
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
     assert all(row["forward"] == row["reported"] and row["backward"] == row["reported "] for row in rows)
-    shares = {row[""]: row["of as many"] for row in rows if row["heads"] == "8:2"}
+    shares = {row[""]: row["forward of as many"] for row in rows if row["heads"] == "8:2"}
     assert [shares[name] for name in ("striped", "zigzag", "allgather")] == [0.25] * 3
 
 
