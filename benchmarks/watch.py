@@ -1,7 +1,8 @@
 """A process group that is watched: what leaves this rank, and how long it waits for what it has asked for.
 
 sp asks a group for `send`, `recv`, `allgather`, `alltoall_base` and `allreduce`; a call of anything else raises
-AttributeError here, so that nothing goes uncounted.
+AttributeError here, so that nothing goes uncounted.  Sums that torch starts by the group's name are counted where sp
+starts them (`start_sum`).
 """
 
 from __future__ import annotations
@@ -75,9 +76,11 @@ class WatchedGroup:
         return self._sending(leaving, self.group.alltoall_base(received, sent, source, to, *rest))
 
     def allreduce(self, tensors: list[Tensor], *rest: Any) -> WatchedWork:
-        """As a ring of reductions would send it, whatever the backend does."""
-        whole = sum(x.nbytes for x in tensors)
-        return self._sending(2 * whole * (self.size() - 1) // self.size(), self.group.allreduce(tensors, *rest))
+        return self._sending(self.reduced(tensors), self.group.allreduce(tensors, *rest))
+
+    def reduced(self, tensors: list[Tensor]) -> int:
+        """Bytes of a sum as a ring of reductions would send it, whatever the backend does."""
+        return 2 * sum(x.nbytes for x in tensors) * (self.size() - 1) // self.size()
 
     def _sending(self, leaving: int, work: dist.Work) -> WatchedWork:
         self.watch.sent += leaving
@@ -104,4 +107,19 @@ def watched(watch_of: Callable[[World, str], Watch]) -> Generator[None]:
             module = import_module(f"{ops.__name__}.{info.name}")
             if hasattr(module, "find_world"):
                 patches.enter_context(patch.object(module, "find_world", finder(info.name)))
+            if hasattr(module, "start_sum"):
+                patches.enter_context(patch.object(module, "start_sum", _counted(module.start_sum)))
         yield
+
+
+def _counted(start_sum: Callable[[World, Tensor], None]) -> Callable[[World, Tensor], None]:
+    """Given a world whose group is watched."""
+
+    def start(world: World, x: Tensor) -> None:
+        if isinstance(group := cast("Any", world.group), WatchedGroup):
+            group.watch.sent += group.reduced([x])
+            group.watch.calls += 1
+            world = replace(world, group=group.group)
+        start_sum(world, x)
+
+    return start
