@@ -17,7 +17,8 @@ COLOURS = {
     "allgather": "#8172b3",
     "ulysses": "#dd8452",
 }
-OTHERS = ("#333333", "#937860", "#da8bc3", "#64b5cd", "#ccb974")
+APART = 1.015  # of one series to the next, so that equal figures do not hide each other
+OTHERS = ("#8c8c8c", "#937860", "#da8bc3", "#64b5cd", "#ccb974")
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,12 @@ def draw(chart: Chart, path: Path, footer: str) -> Path:
     for number, series in enumerate(chart.series):
         colour = COLOURS.get(series.name) or next(rest)
         (_bars if _has_words(chart) else _line)(axes, chart, number, colour)
-    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label, ylim=(0, None))
+    axes.set_title(chart.title, fontsize="medium")
+    axes.set(xlabel=chart.x_label, ylabel=chart.y_label, ylim=(0, None))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    if len(chart.series) > 1:
+        axes.legend(frameon=False, fontsize="small")
     figure.supxlabel(footer, fontsize="x-small", color="#777777")
     figure.savefig(path, format="svg", metadata={"Date": None, "Description": footer})
     pyplot.close(figure)
@@ -72,7 +75,8 @@ def _line(axes: Any, chart: Chart, number: int, colour: str) -> None:
     series = chart.series[number]
     heights, spread = _heights(series.figures)
     options = {"color": colour, "marker": "o", "markersize": 4, "capsize": 3}
-    axes.errorbar(chart.x, heights, yerr=spread, label=series.name, **options)
+    beside = [float(x) * APART ** (number - (len(chart.series) - 1) / 2) for x in chart.x]
+    axes.errorbar(beside, heights, yerr=spread, label=series.name, **options)
     bounded = [(x, bound) for x, bound in zip(chart.x, series.bounds, strict=False) if bound is not None]
     if bounded:
         axes.plot(*zip(*bounded, strict=True), linestyle="--", linewidth=1, color=colour, alpha=0.7)
@@ -85,10 +89,11 @@ def _bars(axes: Any, chart: Chart, number: int, colour: str) -> None:
     series, width = chart.series[number], 0.8 / len(chart.series)
     heights, spread = _heights(series.figures)
     places = [at + (number - (len(chart.series) - 1) / 2) * width for at in range(len(chart.x))]
-    axes.bar(places, heights, width, yerr=spread, label=series.name, color=colour, capsize=3)
+    colours = [COLOURS.get(str(x), colour) for x in chart.x] if len(chart.series) == 1 else colour
+    axes.bar(places, heights, width * 0.8, yerr=spread, label=series.name, color=colours, capsize=3)
     for place, bound in zip(places, series.bounds, strict=False):
         if bound is not None:
-            axes.hlines(bound, place - width / 2, place + width / 2, linestyle="--", color="black", linewidth=1)
+            axes.hlines(bound, place - width / 2, place + width / 2, linestyle="--", color="#777777", linewidth=1)
     axes.set_xticks(range(len(chart.x)), chart.x)
 
 

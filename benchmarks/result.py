@@ -58,7 +58,7 @@ def save(name: str, result: Result, options: object, folder: Path) -> list[Path]
     found = {
         "benchmark": name,
         "machine": facts,
-        "options": asdict(options),  # pyright: ignore[reportArgumentType]  a dataclass, each its own
+        "options": asdict(options),
         "tables": [table.as_dict() for table in result.tables],
         "notes": list(result.notes),
     }
