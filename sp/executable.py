@@ -24,7 +24,7 @@ from sp.passes.manager import run_passes
 from sp.passes.modes import without_autocast
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
-from sp.runtime.comm import find_world, seat_name
+from sp.runtime.world import find_world, seat_name
 from sp.strategy import STRATEGIES, Strategy
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the

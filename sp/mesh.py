@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sp.errors import StrategyError
-from sp.runtime.comm import axes_name
+from sp.runtime.world import axes_name
 from sp.strategy import Strategy, place
 
 
@@ -30,7 +30,7 @@ class MeshGroups:
 
     @property
     def name(self) -> str:
-        """What `sp.runtime.comm.find_world` finds this rank's world by."""
+        """What `sp.runtime.world.find_world` finds this rank's world by."""
         return axes_name(*(group.group_name for group in (self.whole, self.outer, self.inner)))
 
     @property

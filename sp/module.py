@@ -18,8 +18,8 @@ from sp.layout import find_layout
 from sp.options import Options
 from sp.request import Lengths, Request
 from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed, exchange_statements
-from sp.runtime.comm import World, find_world
 from sp.runtime.shards import BoundLayout
+from sp.runtime.world import World, find_world
 from sp.show import Report
 from sp.validation import check_call
 

@@ -19,7 +19,7 @@ from sp.strategy import Strategy
 class Options:
     """strategy: on the mesh at hand; None where the cost model chooses.
     machine: what it estimates for; None goes by the model's device.
-    group: for `sp.runtime.comm.find_world`, the ranks that share the sequence; "" is a world of one.
+    group: for `sp.runtime.world.find_world`, the ranks that share the sequence; "" is a world of one.
     compile: whether torch.compile runs the rewritten graph, or its options.
     generator: what the seeds of dropout are drawn from; None is torch's own.
     validate: whether every capture is tried beside the plain model before it runs.

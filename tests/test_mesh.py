@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import sp
 from sp.models import Llama, LlamaConfig
-from sp.runtime.comm import find_world, seat_name
+from sp.runtime.world import find_world, seat_name
 from sp.strategy import STRATEGIES
 from sp.testing import ProcessWorld, run_mesh, run_ranks
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from sp.plan import Plan, Step
 from sp.runtime.block import Block
-from sp.runtime.comm import Exchange, World, start_all_to_all, start_gather
+from sp.runtime.comm import Exchange, start_all_to_all, start_gather
 from sp.runtime.stream import Batches, Stream, add_all, keys_of, zero_gradients
+from sp.runtime.world import World
 
 
 def _gathered(

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from sp.runtime.block import Block
-from sp.runtime.comm import Exchange, World, post_exchange
+from sp.runtime.comm import Exchange, post_exchange
+from sp.runtime.world import World
 
 VISITORS, RESULTS = 0, 1  # tags: both are under way at the same time
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from sp.plan import Plan, Step
 from sp.runtime.block import Block
 from sp.runtime.circle import RESULTS, VISITORS, Circle, Flight, Results, Rooms, send
-from sp.runtime.comm import World
 from sp.runtime.stream import Batches, Stream, add_all, keys_of, zero_gradients
+from sp.runtime.world import World
 
 
 def _turns(plan: Plan, steps: tuple[Step, ...]) -> list[tuple[Step, ...]]:

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from sp.plan import Plan
-from sp.runtime.comm import World, all_gather
+from sp.runtime.comm import all_gather
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator
 from sp.runtime.scores import BoundScore
 from sp.runtime.sink import with_sink
 from sp.runtime.stream import attend
+from sp.runtime.world import World
 
 
 def partials_forward(

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from sp.plan import Plan, Step
 from sp.runtime.circle import Circle, Results
-from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import accumulation_dtype
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Batches, Saved, Stream, add_all, keys_of, zero_gradients
 from sp.runtime.visits import visits_backward, visits_forward
+from sp.runtime.world import World
 from sp.traffic import QUERIES, Widths, travellers
 
 

@@ -16,11 +16,11 @@ from typing import Protocol
 from torch import Tensor
 
 from sp.plan import Plan, Step, count_steps, there_and_back
-from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator, accumulation_dtype
 from sp.runtime.scores import BoundScore, Piece
 from sp.runtime.sink import add_sink_gradient, with_sink
+from sp.runtime.world import World
 from sp.tile import Tile
 
 # Each step with k_BGTD and v_BGTE of its source

@@ -11,7 +11,6 @@ from sp.errors import StrategyError
 from sp.mask import Band
 from sp.plan import Plan, make_local_plan, make_plan
 from sp.runtime.allgather import ALL_GATHER
-from sp.runtime.comm import World
 from sp.runtime.double_ring import DOUBLE_RING
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import accumulation_dtype
@@ -20,6 +19,7 @@ from sp.runtime.ring import RING, ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
 from sp.runtime.ulysses import dealt_like, ulysses_backward, ulysses_forward
+from sp.runtime.world import World
 
 _LocalForward = Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor]]
 Forward = Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, list[Tensor]]]

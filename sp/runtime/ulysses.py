@@ -34,12 +34,13 @@ from torch import Tensor
 from sp.heads import HeadShare, share_heads, shares_overlap
 from sp.layout import find_layout
 from sp.plan import Plan, make_plan
-from sp.runtime.comm import World, all_to_all, find_world
+from sp.runtime.comm import all_to_all
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import accumulation_dtype
 from sp.runtime.ring import ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
+from sp.runtime.world import World, find_world
 
 
 def ulysses_forward(

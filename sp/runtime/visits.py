@@ -21,12 +21,12 @@ from torch import Tensor
 from sp.plan import Plan, Step, plan_of, there_and_back
 from sp.runtime.bits import as_bits, of_bits
 from sp.runtime.circle import Circle, Results
-from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator, accumulation_dtype
 from sp.runtime.scores import BoundScore
 from sp.runtime.sink import add_sink_gradient, with_sink
 from sp.runtime.stream import Batches, Saved, add_all, attend, attend_back, working_steps, zero_gradients
+from sp.runtime.world import World
 
 
 @dataclass(frozen=True)

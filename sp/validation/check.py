@@ -23,7 +23,7 @@ from sp.passes.bind import bind
 from sp.passes.fxtools import is_parameter, result
 from sp.program import NOISE_SEED, Program
 from sp.request import Lengths, Request
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.testing.drawing import draw
 from sp.testing.ranks import run_mesh, run_ranks
 from sp.validation.compare import compare

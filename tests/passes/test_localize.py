@@ -23,7 +23,7 @@ from sp.passes.manager import run_passes
 from sp.passes.output_forms import OutputForm
 from sp.passes.placements import Placements
 from sp.program import Replicated, Sharded
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.strategy import find_strategy
 from sp.testing.cutting import Spread
 from sp.testing.ranks import run_ranks

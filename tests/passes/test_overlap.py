@@ -17,7 +17,7 @@ from sp.passes.fxtools import op_name
 from sp.passes.overlap import Overlap
 from sp.passes.verify import Verify
 from sp.program import Program
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.testing.ranks import run_ranks
 from tests.passes.exact import check
 from tests.passes.programs import IDS_BS, Small, listing, program_of

@@ -11,10 +11,10 @@ from torch import Tensor
 from sp.mask import Band
 from sp.plan import make_plan
 from sp.runtime import allgather, circle, stream
-from sp.runtime.comm import World, find_world
 from sp.runtime.kernels import KERNELS, Kernel
 from sp.runtime.stream import Saved
 from sp.runtime.transport import find_transport
+from sp.runtime.world import World, find_world
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import SCALE, make_inputs
 

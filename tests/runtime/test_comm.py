@@ -7,8 +7,10 @@ from torch import Tensor
 
 from sp.errors import StrategyError
 from sp.runtime import comm
-from sp.runtime.comm import World, all_gather, all_reduce, all_to_all, find_world, post_exchange, seat_name
+from sp.runtime.comm import all_gather, all_reduce, all_to_all, post_exchange
+from sp.runtime.world import World, find_world, seat_name
 from sp.testing import ProcessWorld, run_ranks
+from tests.runtime.fake_group import fake_group
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 
@@ -99,7 +101,8 @@ def test_batched_exchange(world2: ProcessWorld) -> None:
 
 
 def test_device_picks_the_way_of_posting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA one batch, on CPU independent requests; neither is tried when the other fails."""
+    """On CUDA one batch, on CPU and wherever gloo goes by way of the host independent requests; neither is tried when
+    the other fails."""
     posted: list[str] = []
     monkeypatch.setattr(comm, "_post_each", lambda *_: posted.append("each") or ())
     monkeypatch.setattr(comm, "_post_batched", lambda *_: posted.append("batched") or ())
@@ -107,11 +110,13 @@ def test_device_picks_the_way_of_posting(monkeypatch: pytest.MonkeyPatch) -> Non
     def post(group: dist.ProcessGroup, x: Tensor) -> None:
         post_exchange(World(0, 2, group), x, 1, x, 1)
 
-    (group, _) = run_ranks(2, lambda group: group)
-    with torch._subclasses.FakeTensorMode():
-        post(group, torch.empty(2, device="cuda"))
-        post(group, torch.empty(2))
-    assert posted == ["batched", "each"]
+    (gloo, _) = run_ranks(2, lambda group: group)
+    with torch._subclasses.FakeTensorMode(), fake_group(0, 2, devices=("cpu", "cuda")) as name:
+        for group in (find_world(name).group, gloo):
+            assert group is not None
+            post(group, torch.empty(2, device="cuda"))
+            post(group, torch.empty(2))
+    assert posted == ["batched", "each", "each", "each"]
 
 
 def test_exchange_refuses_what_gloo_would_die_of() -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from sp.mask import CAUSAL, FULL, Band
 from sp.plan import count_steps, make_plan
 from sp.runtime import circle
-from sp.runtime.comm import Exchange, World
+from sp.runtime.comm import Exchange
+from sp.runtime.world import World
 from tests.runtime import scored
 from tests.runtime.attention_reference import make_inputs, relative_errors, single, spread_and_gather
 

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, FULL, Band
 from sp.plan import make_plan
-from sp.runtime.comm import find_world
 from sp.runtime.kernels import KERNELS
 from sp.runtime.stream import Saved
 from sp.runtime.transport import find_transport
+from sp.runtime.world import find_world
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import SCALE, make_inputs
 from tests.runtime.recorder import Events, Recorder

@@ -12,11 +12,12 @@ from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, FULL, Band
 from sp.plan import count_steps, make_plan
 from sp.runtime import circle
-from sp.runtime.comm import Exchange, World, find_world
+from sp.runtime.comm import Exchange
 from sp.runtime.kernels import KERNELS
 from sp.runtime.ring import RING
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
+from sp.runtime.world import World, find_world
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import (
     SCALE,

@@ -11,8 +11,8 @@ from torch._subclasses import FakeTensorMode
 from sp.layout import find_layout
 from sp.mask import CAUSAL, FULL, Band
 from sp.runtime import ulysses
-from sp.runtime.comm import World
 from sp.runtime.ops.attention import attention
+from sp.runtime.world import World
 from sp.testing import ProcessWorld, run_ranks
 from tests.runtime import scored
 from tests.runtime.attention_reference import (

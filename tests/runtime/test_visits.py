@@ -10,12 +10,12 @@ from torch import Tensor
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, FULL, Band
 from sp.plan import make_plan
-from sp.runtime.comm import World, find_world
 from sp.runtime.kernels import KERNELS
 from sp.runtime.ring import RING
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
 from sp.runtime.visits import visits_backward, visits_forward
+from sp.runtime.world import World, find_world
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import SCALE, gather, make_inputs, relative_errors, visible
 from tests.runtime.recorder import Recorder

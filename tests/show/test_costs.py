@@ -19,7 +19,7 @@ from sp.layout import find_layout
 from sp.mask import CAUSAL, FULL, Band
 from sp.models import Llama, LlamaConfig
 from sp.program import AttentionSite
-from sp.runtime.comm import World, find_world
+from sp.runtime.world import World, find_world
 from sp.score import Score
 from sp.show.costs import attention_costs
 from sp.strategy import STRATEGIES

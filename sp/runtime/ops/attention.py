@@ -29,12 +29,12 @@ from torch import Tensor
 from sp.errors import InputError
 from sp.mask import Band
 from sp.plan import Plan
-from sp.runtime.comm import World, find_world
 from sp.runtime.kernels import find_kernel
 from sp.runtime.ops.order import keep_order
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
 from sp.runtime.transport import find_transport
+from sp.runtime.world import World, find_world
 from sp.score import Score
 
 _CALL = (

@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from sp.layout import Run, find_layout
-from sp.runtime.comm import Exchange, World, post_exchange
+from sp.runtime.comm import Exchange, post_exchange
 from sp.runtime.ops.order import keep_order
 from sp.runtime.ops.spans import Place, Span
+from sp.runtime.world import World
 
 _Piece = tuple[slice, slice]  # rows of the sender's part, rows of the receiver's
 _Bounds = tuple[int, int, int]  # start, length, total

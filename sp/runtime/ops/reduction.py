@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sp.runtime.comm import World, all_reduce, find_world
+from sp.runtime.comm import all_reduce
 from sp.runtime.ops.order import keep_order
+from sp.runtime.world import World, find_world
 
 
 def _sum(world: World, x: Tensor) -> Tensor:

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sp.runtime.comm import find_world, finish_sum, start_sum
+from sp.runtime.comm import finish_sum, start_sum
 from sp.runtime.ops.order import keep_order
 from sp.runtime.ops.reduction import replicate_one
+from sp.runtime.world import find_world
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

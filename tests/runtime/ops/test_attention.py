@@ -17,8 +17,8 @@ from torch.fx import GraphModule
 from sp.errors import InputError, StrategyError
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, Band
-from sp.runtime.comm import seat_name
 from sp.runtime.ops.attention import attention, attention_backward, saved_tensors
+from sp.runtime.world import seat_name
 from sp.testing import ProcessWorld, run_ranks
 from tests.runtime.attention_reference import SCALE, make_inputs, relative_errors, single
 from tests.runtime.scored import CASES, leaves_of, trains

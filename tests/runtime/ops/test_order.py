@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 
-from sp.runtime.comm import seat_name
 from sp.runtime.ops import attention, reduce, replicate, shard
 from sp.runtime.ops.order import COMMUNICATING
+from sp.runtime.world import seat_name
 from sp.testing import ProcessWorld
 from tests.runtime.fake_group import fake_group
 
