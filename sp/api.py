@@ -64,18 +64,17 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     validate: True tries every capture as `sp.check` does, on each rank by itself, before it first runs: a second
         capture and some seconds, for a copy of the model on the CPU; ValidationError, on all ranks, if it is not exact.
     machine: a name in `sp.costs.MACHINES` or one of your own, for "auto"; None goes by the device of the parameters.
-    memory_budget: how much of the activations a compiled step may keep for backward, from 1.0, all that saves time, to
-        0.0, as little as it can.  The rest is recomputed; an attention, and whatever else communicates, never is.
+    memory_budget: the share of activations that a compiled step may keep for backward: 1.0 all that saves time, 0.0 as
+        few as it can.  The rest is recomputed; attention, and whatever else communicates, never is.
 
     Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     bound, group = bind_mesh(_find(strategy), mesh)
     options = _options(bound, group, sequence_dim, inputs, outputs, compile, kernel)
-    options = replace(options, generator=generator, validate=validate, memory_budget=memory_budget)
-    options = replace(options, machine=_machine(machine))
     _check_budget(memory_budget, compile)
     _check_plain(model)
-    parallel = ParallelModule(model, options)
+    chosen = replace(options, machine=_machine(machine), memory_budget=memory_budget)
+    parallel = ParallelModule(model, replace(chosen, generator=generator, validate=validate))
     if example_args is not None or example_kwargs is not None:
         parallel.capture(example_args or (), example_kwargs or {})
     return parallel

@@ -38,7 +38,10 @@ ARROWS = {
     "program": (f"{FACTS}", "torch sympy"),
     "mesh": ("errors strategy runtime.world", "torch"),
     "generation": ("errors runtime.agreement runtime.world", "torch"),
-    "passes": (f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table", "torch sympy networkx"),
+    "passes": (
+        f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table",
+        "torch sympy networkx functorch",
+    ),
     "weigh": (f"{FACTS} costs program passes", "torch sympy"),
     "show": (f"{FACTS} costs program passes.fxtools passes.naming passes.capture", "torch sympy networkx tabulate"),
     "testing": (f"{FACTS} mesh program show runtime passes", "torch sympy networkx"),
