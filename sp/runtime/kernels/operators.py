@@ -52,7 +52,7 @@ def run_forward(
 
     window: any on CUDA; on CPU FULL, or CAUSAL of a square.
     mask: added to the scores, in q's dtype, [B or 1, H or 1, R, C]; only on CPU.  A row without a key gets 0 and 0."""
-    device, value_size = q_BHRD.device.type, v_BGCE.shape[3]
+    device, value_size = _device(q_BHRD), v_BGCE.shape[3]
     assert mask is None or device == "cpu", "FlashAttention takes a mask on CPU only"
     q, k, v = _operands(common_size(device, q_BHRD.shape[3], value_size), q_BHRD, k_BGCD, v_BGCE)
     if device == "cuda":
@@ -75,7 +75,7 @@ def run_backward(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in q's dtype.  window, mask: as in forward."""
-    device, size, value_size = q_BHRD.device.type, q_BHRD.shape[3], v_BGCE.shape[3]
+    device, size, value_size = _device(q_BHRD), q_BHRD.shape[3], v_BGCE.shape[3]
     common = common_size(device, size, value_size)
     operands = _operands(common, grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE)
     lse_BHR = lse_BHR.contiguous()
@@ -86,6 +86,10 @@ def run_backward(
         causal = _is_causal(window, q_BHRD, k_BGCD)
         dq, dk, dv = run(*operands, lse_BHR, 0.0, causal, scale=scale, **_given(mask))
     return dq.narrow(3, 0, size), dk.narrow(3, 0, size), dv.narrow(3, 0, value_size)
+
+
+def _device(x: Tensor) -> str:
+    return x.device.type
 
 
 def _given(mask: Tensor | None) -> dict[str, Tensor]:
