@@ -123,7 +123,7 @@ def test_inspect_shows_what_was_compared():
     assert json.loads(json.dumps(facts)) == facts
     text = str(sp.inspect(llama(), (each,), strategy="auto", world_size=(2, 2), machine="h100"))
     assert re.search(r"^auto: (usp|usp_zigzag|double_ring), the fastest of 3 strategies", text, re.M)
-    assert "ring: takes a mesh of one axis" in text
+    assert "ring, striped, zigzag, allgather, ulysses: takes a mesh of one axis" in text
     named = sp.inspect(llama(), (each,), {"labels": each}, strategy=name, world_size=4)
     assert named.graph_table() == report.graph_table()
     assert named.as_dict()["choice"] is None

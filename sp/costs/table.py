@@ -21,8 +21,13 @@ def estimates_table(estimates: Estimates) -> str:
     text = tabulate([_row(each) for each in ranked], _HEADERS, disable_numparse=True, colalign=aligned)
     of = "one sequence" if work.batch == 1 else f"{work.batch} sequences"
     note = f"Of one rank and {of}; why: what an even share at full speed would not take."
-    refused = [f"{name}: {why}" for name, why in estimates.refused]
-    return "\n".join([head, "", *(line.rstrip() for line in text.splitlines()), note, *refused])
+    return "\n".join([head, "", *(line.rstrip() for line in text.splitlines()), note, *_refused(estimates)])
+
+
+def _refused(estimates: Estimates) -> list[str]:
+    """`usp, double_ring: takes a mesh of two axes`."""
+    reasons = dict.fromkeys(why for _, why in estimates.refused)
+    return [f"{', '.join(name for name, each in estimates.refused if each == why)}: {why}" for why in reasons]
 
 
 def _row(each: Estimate) -> tuple[str, ...]:

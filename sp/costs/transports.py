@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from sp.costs.phase import Job, Phase
 from sp.costs.work import LayoutWork, Work, layout_work
+from sp.costs.workload import AttentionShape
 from sp.heads import HeadShare, share_heads, shares_overlap
 from sp.layout import find_layout
 from sp.mask import Band
@@ -19,13 +20,15 @@ from sp.mask import Band
 @dataclass(frozen=True)
 class Attention:
     """One layer's attention.  critical: what the busiest rank computes, in pairs of one head; even: a rank's mean.
-    buffers: bytes beside the activations."""
+    buffers: bytes beside the activations, of one layer at a time.  kept: what each layer keeps for backward beside
+    queries, keys, values, the output and the log of its sums."""
 
     forward: Phase
     backward: Phase
     critical: float
     even: float
     buffers: float
+    kept: float = 0.0
 
 
 def ring(job: Job, layout: str, mask: Band) -> Attention:
@@ -128,7 +131,16 @@ def alltoall(job: Job, layout: str, mask: Band) -> Attention:
         between.critical * len(most.heads) / job.shape.heads,
         between.even / joined,
         between.buffers + max(sum(first), sum(second)),
+        _kept_twice(job, own, joined) if joined > 1 else 0.0,
     )
+
+
+def _kept_twice(job: Job, own: AttentionShape, joined: int) -> int:
+    """What was dealt is kept in place of what there was before, but for the output, which the next layer has its own
+    of, and but for copies of keys and values.  own: the heads of one rank."""
+    outputs = job.local * joined * own.heads * own.value_width
+    copies = job.keys * (joined * own.kv_width - job.shape.kv_width)
+    return (outputs + copies) * own.item_bytes
 
 
 def _exchanges(job: Job, parts: tuple[int, int], world: int) -> Phase:
@@ -137,22 +149,23 @@ def _exchanges(job: Job, parts: tuple[int, int], world: int) -> Phase:
 
 
 def _dealt(job: Job, shares: tuple[HeadShare, ...], backward: bool) -> tuple[int, int]:
-    """Bytes that the rank which sends most sends there and back: queries, keys and values, and the output; in backward
-    the gradient of the output, and the other gradients."""
+    """Bytes that the rank which sends most sends there and back: queries, keys and values, and of them the output; in
+    backward the gradient of the output, and those of the others, of keys that several ranks have as sums."""
     shape, joined = job.shape, len(shares)
     if joined == 1:
         return 0, 0
     copies, width = sum(len(share.groups) for share in shares), shape.head_width + shape.value_width
-    result = shape.value_width * shape.item_bytes
     gradient = shape.sum_bytes if shares_overlap(shares) else shape.item_bytes
     there = back = 0
     for heads, groups in {(len(share.heads), len(share.groups)) for share in shares}:
         to_heads, to_groups = job.local * (shape.heads - heads), job.keys * (copies - groups)
         to_queries, to_keys = job.local * (joined - 1) * heads, job.keys * (joined - 1) * groups
-        given = (to_heads * shape.head_width + to_groups * width) * shape.item_bytes
-        grads = to_queries * shape.head_width * shape.item_bytes + to_keys * width * gradient
-        there = max(there, to_heads * result if backward else given)
-        back = max(back, grads if backward else to_queries * result)
+        if backward:
+            there = max(there, to_heads * shape.value_width * shape.item_bytes)
+            back = max(back, to_queries * shape.head_width * shape.item_bytes + to_keys * width * gradient)
+        else:
+            there = max(there, (to_heads * shape.head_width + to_groups * width) * shape.item_bytes)
+            back = max(back, to_queries * shape.value_width * shape.item_bytes)
     return there, back
 
 
