@@ -3,8 +3,8 @@
 pmodel = sp.parallelize(model, strategy="striped")     # same call, same loss, same gradients
 """
 
-from sp.api import check, inspect, parallelize
-from sp.costs import estimate
+from sp import costs
+from sp.api import check, estimate, inspect, parallelize
 from sp.errors import (
     InputError,
     RankMismatchError,
@@ -33,6 +33,7 @@ __all__ = [
     "UnsupportedModelError",
     "ValidationError",
     "check",
+    "costs",
     "estimate",
     "inspect",
     "parallelize",

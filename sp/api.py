@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from sp.errors import StrategyError
-from sp.executable import build
-from sp.mesh import Mesh, bind_mesh, bind_size
+from sp import costs
+from sp.costs import Estimates, Machine, ModelShape, find_machine
+from sp.errors import InputError, StrategyError
+from sp.executable import build, estimate_call
+from sp.mesh import Mesh, bind_mesh
 from sp.module import ParallelModule
 from sp.options import Options
 from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.request import Request
 from sp.show import Report
-from sp.strategy import Strategy, find_strategy
+from sp.strategy import Strategy, bind_names, bind_size, find_strategy
 from sp.validation import CheckReport, check_call
 
+AUTO = "auto"
 Form = Literal["global", "local"]
 
 
@@ -38,11 +42,13 @@ def parallelize(
     kernel: str | None = None,
     generator: torch.Generator | None = None,
     validate: bool = False,
+    machine: Machine | str | None = None,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
     model: any nn.Module that torch.export can trace.  Its parameters are shared with the result, not copied.
-    strategy: a name in `sp.STRATEGIES`.
+    strategy: a name in `sp.STRATEGIES`, or "auto": the first capture takes the fastest that fits into memory, as
+        `sp.estimate` sees it, and the report shows what it compared.  Later captures keep it.
     mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.  Strategies
         of two axes take a two-dimensional DeviceMesh, whose second axis are neighbours, or `sp.MeshGroups`.
     example_args, example_kwargs: given, the model is captured now instead of at its first call.
@@ -55,12 +61,13 @@ def parallelize(
     generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
     validate: True tries every capture as `sp.check` does, on each rank by itself, before it first runs: a second
         capture and some seconds, for a copy of the model on the CPU; ValidationError, on all ranks, if it is not exact.
+    machine: a name in `sp.costs.MACHINES` or one of your own, for "auto"; None goes by the device of the parameters.
 
-    Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError,
+    Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
-    bound, group = bind_mesh(find_strategy(strategy), mesh)
+    bound, group = bind_mesh(_find(strategy), mesh)
     options = _options(bound, group, sequence_dim, inputs, outputs, compile, kernel)
-    options = replace(options, generator=generator, validate=validate)
+    options = replace(options, generator=generator, validate=validate, machine=_machine(machine))
     _check_plain(model)
     parallel = ParallelModule(model, options)
     if example_args is not None or example_kwargs is not None:
@@ -78,16 +85,67 @@ def inspect(
     sequence_dim: SequenceDim = 1,
     outputs: OutputForm = "global",
     kernel: str | None = None,
+    machine: Machine | str | None = None,
 ) -> Report:
     """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group.
 
     world_size: (outer, inner) for strategies of two axes."""
     _check_plain(model)
-    bound, world = bind_size(find_strategy(strategy), world_size)
+    bound, shape = bind_size(_find(strategy), world_size)
     options = _options(bound, "", sequence_dim, "global", outputs, False, kernel)
+    options = replace(options, machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
-    executable = build(model, request, request.lengths, options)
-    return Report(executable.program, world, request.lengths, executable.captured)
+    executable = build(model, request, request.lengths, options, shape)
+    return Report(executable.program, prod(shape), request.lengths, executable.captured, executable.estimates)
+
+
+def estimate(
+    model: ModelShape | nn.Module,
+    length: int,
+    world: int | tuple[int, int],
+    machine: Machine | str,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    sequence_dim: SequenceDim = 1,
+    outputs: OutputForm = "global",
+    causal: bool = True,
+    recompute: bool = False,
+    strategies: Sequence[str] | None = None,
+) -> Estimates:
+    """What one training step over `length` tokens would take on `world` ranks, for each strategy.
+
+        llama = sp.costs.ModelShape(layers=32, width=4096, heads=32, kv_heads=8, head_width=128,
+                                    mlp_width=14336, vocab_size=128256)
+        estimates = sp.estimate(llama, 1_048_576, 64, "h100")
+        print(estimates)  # a table, with reasons
+        estimates.best.strategy.name  # for sp.parallelize
+
+        sp.estimate(model, 1_048_576, 64, "h100", args=(ids,), kwargs={"labels": ids})  # any model, meta ones too
+
+    model: the sizes of a decoder, for one sequence, causal or not; or a model, which is captured as `parallelize` would
+        capture the call of args and kwargs, and weighed with its own masks, for a batch as the call has it.
+    world: how many ranks, or (outer, inner) for strategies of two axes.
+    length: of the first sequence of the call, whatever its length in args; others are as long as there.
+    machine: a name in `sp.costs.MACHINES`, or one of your own.
+    recompute: of sizes only: activations of a block, but those of attention, are computed again in backward.
+    strategies: names; None takes all that such a mesh can run.
+
+    Nothing is run and no process group is needed; a world of 4,096 takes no longer than one of 2.  The length is
+    rounded up until each rank has the same even number of tokens.  docs/costs.md says what the model leaves out.
+
+    Raises StrategyError for an unknown strategy or machine or a world without ranks, InputError for fewer tokens than
+    ranks and for arguments that do not fit, UnsupportedModelError for a model that cannot be captured."""
+    if isinstance(model, ModelShape):
+        return costs.estimate(model, length, world, machine, causal=causal, recompute=recompute, strategies=strategies)
+    if recompute or not causal:
+        raise InputError("causal and recompute are for a ModelShape", needed="a model's own masks, and all it keeps")
+    _check_plain(model)
+    options = replace(_options(None, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
+    request = Request.of(model, args, kwargs or {}, sequence_dim)
+    _, shape = bind_size(None, world)
+    known = None if strategies is None else bind_names(strategies, world)
+    return estimate_call(model, request, (length, *request.lengths[1:]), options, shape, known)
 
 
 def check(
@@ -117,9 +175,11 @@ def check(
     Raises UnsupportedModelError where the model is refused, InputError where there is nothing to try, and
     ValidationError where the transformed program fails.  Errors of a program that runs are in the report."""
     _check_plain(model)
-    bound, world = bind_size(find_strategy(strategy), world_size)
+    if strategy == AUTO:
+        raise StrategyError("there is nothing to check of 'auto': it depends on length and machine", needed="a name")
+    bound, shape = bind_size(find_strategy(strategy), world_size)
     options = _options(bound, "", sequence_dim, "global", "global", False, kernel)
-    return check_call(model, args, kwargs or {}, options, world, lengths=lengths, dtype=dtype)
+    return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
 
 
 def _check_plain(model: nn.Module) -> None:
@@ -128,7 +188,7 @@ def _check_plain(model: nn.Module) -> None:
 
 
 def _options(
-    strategy: Strategy,
+    strategy: Strategy | None,
     group: str,
     sequence_dim: SequenceDim,
     inputs: str,
@@ -143,3 +203,12 @@ def _options(
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
     return Options(strategy, group, sequence_dim, inputs == "local", outputs, compiled, kernel)
+
+
+def _find(strategy: str) -> Strategy | None:
+    """None stands for a choice."""
+    return None if strategy == AUTO else find_strategy(strategy)
+
+
+def _machine(machine: Machine | str | None) -> Machine | None:
+    return None if machine is None else find_machine(machine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import sympy
@@ -13,16 +13,19 @@ import torch
 from torch import Tensor, fx, nn
 
 from sp.caches import closed, sharded_cache
+from sp.choice import choose, estimate_program
+from sp.costs import Estimates
 from sp.errors import InputError
 from sp.options import Options
-from sp.passes import pipeline
+from sp.passes import distribution, preparation
 from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
 from sp.passes.modes import without_autocast
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
-from sp.runtime.comm import seat_name
+from sp.runtime.comm import find_world, seat_name
+from sp.strategy import STRATEGIES, Strategy
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the
 # turn may build several times in it, and run what is built (validation): nobody traces meanwhile.
@@ -32,6 +35,7 @@ TURN = threading.RLock()
 @dataclass
 class Executable:
     """captured, program: before and after the passes.  run: the bound graph, compiled if so asked.
+    estimates: what the strategy was chosen by, if it was.
     calls: how often it ran.  agreed: whether all ranks were seen to hold the same program."""
 
     key: str
@@ -41,6 +45,7 @@ class Executable:
     bound: fx.GraphModule
     run: Callable[..., Any]
     lengths: Lengths
+    estimates: Estimates | None = None
     calls: int = 0
     agreed: bool = False
     slots: list[Slot] = field(default_factory=list["Slot"])
@@ -100,24 +105,54 @@ class Slot:
             setattr(self.holder, self.attribute, current)
 
 
-def build(model: nn.Module, request: Request, lengths: Lengths, options: Options) -> Executable:
-    """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it."""
+def build(
+    model: nn.Module, request: Request, lengths: Lengths, options: Options, mesh: tuple[int, ...] | None = None
+) -> Executable:
+    """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it.
+
+    mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
     with TURN, _as_parameters(model):
-        captured, outputs = capture(
-            model,
-            request.call,
-            request.tensors,
-            sequence_dim=options.sequence_dim,
-            strategy=options.strategy,
-            length=lengths[0] if options.local_inputs else None,
-            local_inputs=options.local_inputs,
-            past=request.past,
-        )
-        program = run_passes(captured, pipeline(outputs=options.outputs, kernel=options.kernel))
+        captured, outputs = _captured(model, request, lengths, options)
+        prepared, estimates = run_passes(captured, preparation()), None
+        if options.strategy is None:
+            shape = find_world(options.group).shape if mesh is None else mesh
+            estimates = estimate_program(prepared, request.tensors, lengths, options, shape, model)
+            captured, prepared = (replace(each, strategy=choose(estimates)) for each in (captured, prepared))
+        program = run_passes(prepared, distribution(outputs=options.outputs, kernel=options.kernel))
         _check_lengths(program, lengths, type(model).__name__)
         bound = bind(program, seat_name(options.group))
         run = _compiled(bound, options.compile) if options.compile else bound
-    return Executable(request.key, captured, program, outputs, bound, run, lengths, slots=_slots(bound, model))
+    slots = _slots(bound, model)
+    return Executable(request.key, captured, program, outputs, bound, run, lengths, estimates, slots=slots)
+
+
+def estimate_call(
+    model: nn.Module,
+    request: Request,
+    lengths: Lengths,
+    options: Options,
+    mesh: tuple[int, ...],
+    only: Sequence[Strategy] | None,
+) -> Estimates:
+    """What such a call over global `lengths` would take under each strategy, or some.  Nothing is transformed."""
+    with TURN, _as_parameters(model):
+        captured, _ = _captured(model, request, request.lengths, options)
+        prepared = run_passes(captured, preparation())
+        _check_lengths(prepared, lengths, type(model).__name__)
+        return estimate_program(prepared, request.tensors, lengths, options, mesh, model, only)
+
+
+def _captured(model: nn.Module, request: Request, lengths: Lengths, options: Options) -> tuple[Program, Outputs]:
+    return capture(
+        model,
+        request.call,
+        request.tensors,
+        sequence_dim=options.sequence_dim,
+        strategy=options.strategy or next(iter(STRATEGIES.values())),  # one to be replaced: no preparation reads it
+        length=lengths[0] if options.local_inputs else None,
+        local_inputs=options.local_inputs,
+        past=request.past,
+    )
 
 
 def _check_lengths(program: Program, lengths: Lengths, name: str) -> None:

@@ -9,14 +9,13 @@ The first axis of two is the outer one, over slow links; ranks along the second 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sp.errors import StrategyError
 from sp.runtime.comm import axes_name
-from sp.strategy import Strategy
+from sp.strategy import Strategy, place
 
 
 @dataclass(frozen=True)
@@ -46,54 +45,25 @@ _ONE = "pass one axis of it, as in mesh['sp']"
 _TWO = 'mesh=init_device_mesh("{device}", {shape}, mesh_dim_names={axes})'
 
 
-def bind_mesh(strategy: Strategy, mesh: Mesh) -> tuple[Strategy, str]:
+def bind_mesh(strategy: Strategy | None, mesh: Mesh) -> tuple[Strategy | None, str]:
     """The strategy on this mesh, and the name of the world; "" is a world of one.  May make a group: all ranks call it.
 
+    strategy: None is any that takes so many axes.
     StrategyError: the mesh has not the axes that the strategy takes, or its ranks are in another order."""
     if isinstance(mesh, DeviceMesh):
-        bound = _checked(strategy, tuple(mesh.shape), mesh.mesh_dim_names, _ONE, _TWO, mesh.device_type)
-        return bound, _groups_of(mesh).name if strategy.axes else mesh.get_group().group_name
-    world = dist.group.WORLD if mesh is None and dist.is_initialized() else mesh
+        two = _TWO.replace("{device}", mesh.device_type)
+        bound = place(strategy, tuple(mesh.shape), _ONE, two, mesh.mesh_dim_names)
+        return bound, _groups_of(mesh).name if mesh.ndim == 2 else mesh.get_group().group_name
+    two, world = _TWO.replace("{device}", "cpu"), dist.group.WORLD if mesh is None and dist.is_initialized() else mesh
     if world is None:  # no process group at all
-        return strategy.on((1,) * len(strategy.axes)), ""
+        return None if strategy is None else strategy.on((1,) * len(strategy.axes)), ""
     if isinstance(world, MeshGroups):
-        bound = _checked(strategy, world.shape, None, _ONE, _TWO)
+        bound = place(strategy, world.shape, _ONE, two)
         _check_order([world.whole.rank()], [world.outer.rank() * world.inner.size() + world.inner.rank()])
         return bound, world.name
     if isinstance(world, dist.ProcessGroup):
-        return _checked(strategy, (world.size(),), None, _ONE, _TWO), world.group_name
+        return place(strategy, (world.size(),), _ONE, two), world.group_name
     raise StrategyError(f"mesh is a {type(world).__name__}", needed="a DeviceMesh, process groups or None")
-
-
-def bind_size(strategy: Strategy, size: int | tuple[int, int]) -> tuple[Strategy, int]:
-    """The strategy on a world of this size without any process group, and how many ranks that is."""
-    shape = (size,) if isinstance(size, int) else tuple(size)
-    if min(shape) < 1:
-        raise StrategyError(f"a world of {' x '.join(map(str, shape))} ranks", needed="at least one rank")
-    return _checked(strategy, shape, None, f"world_size={prod(shape)}", "world_size={shape}"), prod(shape)
-
-
-def _checked(
-    strategy: Strategy, shape: tuple[int, ...], names: tuple[str, ...] | None, one: str, two: str, device: str = "cpu"
-) -> Strategy:
-    """names: of the axes.  one, two: what to write for a mesh of so many axes."""
-    if len(shape) == max(1, len(strategy.axes)):
-        return strategy.on(shape)
-    found = f"the mesh has {len(shape)} ax{'is' if len(shape) == 1 else 'es'}: {names or shape}"
-    if not strategy.axes:
-        raise StrategyError(found, needed="one axis, the one along which the sequence is spread", remedy=one)
-    outer, inner = strategy.axes
-    raise StrategyError(
-        found,
-        needed=f"two axes for {strategy.name}: {outer} (outer, slow links) and {inner} (inner, neighbouring ranks)",
-        remedy=two.format(device=device, shape=_split(prod(shape)), axes=strategy.axes),
-    )
-
-
-def _split(size: int) -> tuple[int, int]:
-    """A mesh of two axes with as many ranks."""
-    outer = next((n for n in range(2, size) if size % n == 0), 1)
-    return outer, size // outer
 
 
 def _groups_of(mesh: DeviceMesh) -> MeshGroups:

@@ -47,8 +47,8 @@ class ParallelModule(nn.Module):
 
     @property
     def layout(self) -> BoundLayout:
-        """Which rank holds which token: `.shard`, `.unshard`, `.positions`."""
-        return BoundLayout(find_layout(self.options.strategy.layout), self.options.group)
+        """Which rank holds which token: `.shard`, `.unshard`, `.positions`.  SpError while `auto` has not chosen."""
+        return BoundLayout(find_layout(self.options.chosen.layout), self.options.group)
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -62,8 +62,8 @@ class ParallelModule(nn.Module):
 
     def report(self) -> Report:
         """What was rewritten, and why."""
-        latest = self._latest()
-        return Report(latest.program, find_world(self.options.group).size, latest.lengths, latest.captured)
+        latest, world = self._latest(), find_world(self.options.group).size
+        return Report(latest.program, world, latest.lengths, latest.captured, self.executables[0].estimates)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own forward.  Whatever does not fit is raised on all ranks before any data is exchanged."""
@@ -179,18 +179,18 @@ class ParallelModule(nn.Module):
             )
 
     def _check_caches(self, request: Request, past: int, world: World) -> None:
-        needed = find_layout(self.options.strategy.layout).local_length(past, world.rank, world.size)
+        needed = find_layout(self.options.chosen.layout).local_length(past, world.rank, world.size)
         pairs = zip(request.tensors, request.call.kept, strict=True)
         found = next((x.shape[2] for x, kept in pairs if kept == "local" and x.shape[2] != needed), None)
         if found is not None:
             raise InputError(
                 f"a cache of {past} tokens holds {found} on rank {world.rank} of {world.size}",
-                needed=f"{needed}, as the {self.options.strategy.layout} layout deals them",
+                needed=f"{needed}, as the {self.options.chosen.layout} layout deals them",
                 remedy="go on with a cache that this model has returned",
             )
 
     def _global_length(self, lengths: list[int]) -> int:
-        layout = find_layout(self.options.strategy.layout)
+        layout = find_layout(self.options.chosen.layout)
         needed = [layout.local_length(sum(lengths), rank, len(lengths)) for rank in range(len(lengths))]
         if lengths != needed:
             raise InputError(
@@ -205,6 +205,8 @@ class ParallelModule(nn.Module):
             if known.fits(request, lengths):
                 return known
         made = build(self.model, request, lengths, self.options)
+        # What the first capture has chosen stays, whatever comes: callers hold shards and caches of that layout.
+        self.__dict__["options"] = replace(self.options, strategy=made.program.strategy)
         if self.options.validate and request.past is None:
             self._validate(request, lengths)
         self.executables.append(made)
@@ -213,9 +215,9 @@ class ParallelModule(nn.Module):
     def _validate(self, request: Request, lengths: Lengths) -> None:
         """Each rank by itself, in a world of its own threads: equal inputs, so that all pass or all raise."""
         args, kwargs = request.call.rebuild(request.tensors)
-        shape = tuple(min(size, 2) for size in self.options.strategy.shape)
+        shape = tuple(min(size, 2) for size in self.options.chosen.shape)
         world = prod(shape) if shape else min(find_world(self.options.group).size, VALIDATION_RANKS)
-        options = replace(self.options, strategy=self.options.strategy.on(shape))
+        options = replace(self.options, strategy=self.options.chosen.on(shape))
         report = check_call(self.model, args, kwargs, options, world, length=lengths[0])
         if not report.exact:
             raise ValidationError(

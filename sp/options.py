@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from sp.costs import Machine
+from sp.errors import SpError
 from sp.passes.input_dims import SequenceDim
 from sp.passes.localize import OutputForm
 from sp.strategy import Strategy
@@ -15,13 +17,14 @@ from sp.strategy import Strategy
 
 @dataclass(frozen=True)
 class Options:
-    """strategy: on the mesh at hand.
+    """strategy: on the mesh at hand; None where the cost model chooses.
+    machine: what it estimates for; None goes by the model's device.
     group: for `sp.runtime.comm.find_world`, the ranks that share the sequence; "" is a world of one.
     compile: whether torch.compile runs the rewritten graph, or its options.
     generator: what the seeds of dropout are drawn from; None is torch's own.
     validate: whether every capture is tried beside the plain model before it runs."""
 
-    strategy: Strategy
+    strategy: Strategy | None
     group: str = ""
     sequence_dim: SequenceDim = 1
     local_inputs: bool = False
@@ -30,3 +33,14 @@ class Options:
     kernel: str | None = None
     generator: torch.Generator | None = None
     validate: bool = False
+    machine: Machine | None = None
+
+    @property
+    def chosen(self) -> Strategy:
+        """The strategy; SpError where it is still to be chosen."""
+        if self.strategy is None:
+            raise SpError(
+                "strategy='auto' has not been chosen yet: it depends on the first call",
+                remedy="call the model once, or pass example_args to parallelize",
+            )
+        return self.strategy

@@ -71,12 +71,14 @@ def make_plan(
     Both sequences are dealt by the same layout; the mask compares their positions.  inner: see `Plan`."""
     rule = find_layout(layout)
     keys = length if keys is None else keys
-    queries = rule.runs(length, rank, world)
-    steps: list[Step] = []
-    for hop in range(world):
-        source = _source(rank, hop, world, inner)
-        steps.append(Step(source, cover(queries, rule.runs(keys, source, world), mask)))
-    return Plan(rule, mask, length, keys, world, rank, tuple(steps), rule, inner)
+    sources = (_source(rank, hop, world, inner) for hop in range(world))
+    steps = tuple(make_step(rule, mask, length, keys, world, rank, source) for source in sources)
+    return Plan(rule, mask, length, keys, world, rank, steps, rule, inner)
+
+
+def make_step(rule: Layout, mask: Band, length: int, keys: int, world: int, rank: int, source: int) -> Step:
+    """One step of the plan of `rank`: its queries against the keys of `source`."""
+    return Step(source, cover(rule.runs(length, rank, world), rule.runs(keys, source, world), mask))
 
 
 def _source(rank: int, hop: int, world: int, inner: int | None) -> int:

@@ -5,7 +5,9 @@ Some take a mesh of two axes: the outer one over slow links, the inner one betwe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from sp.errors import StrategyError
 from sp.layout import find_layout
@@ -21,6 +23,10 @@ class Strategy:
     transport: str
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
+
+    def takes(self, axes: int) -> bool:
+        """Whether it runs on a mesh of so many axes."""
+        return max(1, len(self.axes)) == axes
 
     def on(self, shape: tuple[int, ...]) -> Strategy:
         """Itself over a mesh of this shape, which has as many axes as it takes."""
@@ -67,3 +73,51 @@ def find_strategy(name: str) -> Strategy:
 
 def _takes_width(strategy: Strategy) -> bool:
     return strategy.layout == "striped" and strategy.transport != "alltoall"
+
+
+def candidates(shape: tuple[int, ...]) -> list[Strategy]:
+    """All that a mesh of this shape can run, on it."""
+    return [each.on(shape) for each in STRATEGIES.values() if each.takes(len(shape))]
+
+
+def bind_names(names: Sequence[str], size: int | tuple[int, int]) -> list[Strategy]:
+    """Those of these names on a world of this size, see `bind_size`."""
+    bound = (bind_size(find_strategy(name), size)[0] for name in names)
+    return [each for each in bound if each is not None]
+
+
+def bind_size(strategy: Strategy | None, size: int | tuple[int, int]) -> tuple[Strategy | None, tuple[int, ...]]:
+    """The strategy on a world of this size without any process group, and the shape of that.
+
+    strategy: None is any that takes so many axes.  StrategyError: the size has not the axes that the strategy takes."""
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    if min(shape) < 1:
+        raise StrategyError(f"a world of {' x '.join(map(str, shape))} ranks", needed="at least one rank")
+    return place(strategy, shape, f"world_size={prod(shape)}", "world_size={shape}"), shape
+
+
+def place(
+    strategy: Strategy | None, shape: tuple[int, ...], one: str, two: str, names: tuple[str, ...] | None = None
+) -> Strategy | None:
+    """The strategy over a mesh of this shape; StrategyError where it takes another number of axes.
+
+    one, two: what to write for a mesh of one axis, and of two: with places for their `shape` and `axes`, their names.
+    names: what the axes at hand are called."""
+    count = len(shape)
+    if count in (1, 2) if strategy is None else strategy.takes(count):
+        return strategy and strategy.on(shape)
+    found = f"the mesh has {count} ax{'is' if count == 1 else 'es'}: {names or shape}"
+    if strategy is None or not strategy.axes:
+        raise StrategyError(found, needed="one axis, the one along which the sequence is spread", remedy=one)
+    outer, inner = strategy.axes
+    raise StrategyError(
+        found,
+        needed=f"two axes for {strategy.name}: {outer} (outer, slow links) and {inner} (inner, neighbouring ranks)",
+        remedy=two.format(shape=_split(prod(shape)), axes=strategy.axes),
+    )
+
+
+def _split(size: int) -> tuple[int, int]:
+    """A mesh of two axes with as many ranks."""
+    outer = next((n for n in range(2, size) if size % n == 0), 1)
+    return outer, size // outer

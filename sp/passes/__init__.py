@@ -33,16 +33,27 @@ def preparation() -> tuple[Pass, ...]:
     )
 
 
-def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tuple[Pass, ...]:
-    """The passes in their order, each with the reason for its place."""
+def rewriting(kernel: str | None = None) -> tuple[Pass, ...]:
+    """Plain lines → every attention with its mask.  The first passes that read the program's strategy."""
     return (
-        *preparation(),
         Recognize(),  # before noise: dropped weights of an attention are refused by that name
         SeedNoise(),  # before anything is placed: noise is a value like others
         RewriteAttention(kernel),  # before place: proves masks on the global graph, and lets them die unplaced
+    )
+
+
+def distribution(*, outputs: OutputForm = "global", kernel: str | None = None) -> tuple[Pass, ...]:
+    """Plain lines → what every rank runs, under the program's strategy."""
+    return (
+        *rewriting(kernel),
         Decompose(),  # before reduce: some of what it writes are averages
         Reduce(),  # before place: averages become sums, the only thing that place lets cross the ranks
         Place(),  # judges the final global ops; refuses what no rule can prove
         Localize(outputs),  # needs every placement; from here on shapes are local
         Verify(),  # last: reads the result like a stranger and trusts no pass before it
     )
+
+
+def pipeline(*, outputs: OutputForm = "global", kernel: str | None = None) -> tuple[Pass, ...]:
+    """The passes in their order, each with the reason for its place."""
+    return (*preparation(), *distribution(outputs=outputs, kernel=kernel))

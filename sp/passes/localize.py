@@ -177,7 +177,7 @@ class _Localizer:
         for port, value in zip(self.program.outputs, cast(tuple[fx.Node, ...], node.args[0]), strict=True):
             placement = self.found.natural[value]
             sharded = placement if isinstance(placement, Sharded) else None
-            local = sharded is not None and _form(port, outputs) == "local"
+            local = sharded is not None and output_form(port, outputs) == "local"
             results.append(self._gathered(value, placement, port.name, local))
             dim, total = (None, None) if sharded is None else (sharded.dim, sharded.total)
             ports.append(Port(port.name, dim, local, port.kept, total))
@@ -198,7 +198,7 @@ class _Localizer:
         return self.out.insert(ops.unshard, arguments, node, why, Replicated())
 
 
-def _form(port: Port, outputs: OutputForm) -> str:
+def output_form(port: Port, outputs: OutputForm) -> str:
     """Keys and values stay on their ranks unless their cache is asked for by name."""
     if isinstance(outputs, str):
         return "local" if port.kept else outputs

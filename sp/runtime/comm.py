@@ -41,6 +41,11 @@ class World:
     axes: tuple[World, ...] = ()
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """How many ranks each axis has."""
+        return tuple(axis.size for axis in self.axes) or (self.size,)
+
+    @property
     def outer(self) -> World:
         """Along the axis of slow links; a world of one where there is one axis alone."""
         return self.axes[0] if self.axes else World(0, 1)
@@ -96,7 +101,7 @@ def seat_name(group_name: str) -> str:
 
 
 def _seat(world: World) -> str:
-    return f"{world.rank} of {'x'.join(str(axis.size) for axis in world.axes or (world,))}, ops {_OPS}"
+    return f"{world.rank} of {'x'.join(map(str, world.shape))}, ops {_OPS}"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from sp.costs import Estimates
 from sp.layout import find_layout
 from sp.program import Port, Program
+from sp.show.choice import choice_dict, choice_text
 from sp.show.facts import Attention, attentions, insertion_kinds, insertions
 from sp.show.graph import print_program
 from sp.show.grid import plan_grid
@@ -22,12 +24,13 @@ class Report:
     """What `parallelize` did to one captured call, for `world` ranks and sequences of `lengths` tokens.
 
     `print(report)` shows the summary.  program: after all passes.  captured: before them.  Both hold the model's own
-    parameters: send `as_dict()` or `str(report)` to other processes."""
+    parameters: send `as_dict()` or `str(report)` to other processes.  estimates: what "auto" has chosen by."""
 
     program: Program
     world: int
     lengths: tuple[int, ...]
     captured: Program
+    estimates: Estimates | None = None
 
     @property
     def length(self) -> int:
@@ -35,7 +38,7 @@ class Report:
         return self.lengths[0]
 
     def __str__(self) -> str:
-        parts = [self._head(), self._attention_table(), self._insertion_summary(), self._history()]
+        parts = [self._head(), self._choice(), self._attention_table(), self._insertion_summary(), self._history()]
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
@@ -70,6 +73,7 @@ class Report:
         strategy = self.program.strategy
         return {
             "strategy": {"name": strategy.name, "layout": strategy.layout, "transport": strategy.transport},
+            "choice": None if self.estimates is None else choice_dict(self.estimates, strategy.name),
             "world": self.world,
             "axes": dict(zip(strategy.axes, strategy.shape, strict=True)),
             "length": self.length,
@@ -125,6 +129,9 @@ class Report:
         axes = zip(self.program.strategy.axes, self.program.strategy.shape, strict=True)
         named = " × ".join(f"{name} {size}" for name, size in axes)
         return f" = {named}" if named else ""
+
+    def _choice(self) -> str:
+        return "" if self.estimates is None else choice_text(self.estimates, self.program.strategy.name)
 
     def _attention_table(self) -> str:
         if not self._attentions:

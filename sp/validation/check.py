@@ -65,7 +65,7 @@ def check_call(
         trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
         precision = _precision(executable.captured)
         reference = _reference(executable, plain, given, trials, torch.finfo(precision).eps)
-        found = _transformed(executable, plain, trials, world, options.strategy.shape)
+        found = _transformed(executable, plain, trials, world, options.chosen.shape)
     rows = [
         row
         for rank, seen in enumerate(found)
@@ -73,7 +73,7 @@ def check_call(
         for row in compare(mine, whole, shaken, precision, f"{trial.tokens}, rank {rank}")
     ]
     name, text = type(model).__name__, str(precision).removeprefix("torch.")
-    bound, strategy = tolerance(precision), options.strategy.name
+    bound, strategy = tolerance(precision), options.chosen.name
     first = tuple(sizes[0] for sizes in tried)
     return CheckReport(name, strategy, world, first, reference.name, text, bound, worst_rows(rows))
 
