@@ -88,7 +88,7 @@ def test_the_report_counts_the_same_bytes(name: str, shape: AttentionShape, mask
 def test_a_gather_hides_behind_the_own_keys_and_the_way_home_behind_half_of_them() -> None:
     for link in (1e6, 1e15):
         task = job(6, link=link)
-        wait, home = 5 * task.machine.hop(task.kv_bytes, 6), 5 * task.machine.hop(task.gradient_bytes, 6)
+        wait = home = 5 * task.machine.hop(task.kv_bytes, 6)  # gradients are as long
         own = layout_work("zigzag", CAUSAL, 64, 64, 6, task.machine).own
         forward, backward = (task.compute(own, way) + task.merge(own, way) for way in (False, True))
         found, beside = allgather(task, "zigzag", CAUSAL), ring(task, "zigzag", CAUSAL)
@@ -120,6 +120,13 @@ def test_a_ring_between_nodes_carries_the_keys_of_a_ranks_own_heads() -> None:
     slow = replace(task, machine=replace(task.machine, node_bandwidth=1e3))
     far = 256 * 2 * 16 * 2 / 1e3
     assert alltoall(slow, "striped/4", CAUSAL).forward.exposed == pytest.approx(far, rel=0.01)
+
+
+def test_alltoall_keeps_a_second_output_and_copies_of_keys() -> None:
+    """8 heads and 2 of keys, width 16, 2 bytes, 64 tokens: nothing is copied for 2 ranks, 4 have keys twice."""
+    output, keys = 64 * 8 * 16 * 2, 64 * 2 * 32 * 2
+    kept = {world: alltoall(job(world), "contiguous", CAUSAL).kept for world in (1, 2, 4)}
+    assert kept == {1: 0, 2: output, 4: output + keys}
 
 
 @pytest.mark.parametrize(("world", "heads"), [(1, 8), (2, 4), (3, 3), (4, 2), (8, 1), (16, 1)])
