@@ -136,7 +136,8 @@ def _estimate(work: Workload, world: int, machine: Machine, strategy: Strategy) 
     outputs = _gathered(local * work.output_bytes, world, machine)
     dense = (local * work.token_flops + work.shared_flops) * (work.repeats if work.trains else 1) / machine.matmul_flops
     buffers = max((each.attention.buffers * each.batch for each in priced), default=0.0)
-    memory = local * work.token_bytes + work.shared_bytes + buffers + work.state_bytes
+    kept = sum(each.attention.kept * each.count for each in priced) if work.trains else 0.0
+    memory = local * work.token_bytes + work.shared_bytes + kept + buffers + work.state_bytes
     why = reasons(priced, outputs, dense, work.trains)
     return Estimate(strategy, forward, backward, outputs, dense, memory, memory <= machine.memory, why)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from sp.costs.phase import Job, Phase
 from sp.costs.work import LayoutWork, Work, layout_work
+from sp.costs.workload import AttentionShape
 from sp.heads import HeadShare, share_heads
 from sp.layout import find_layout
 from sp.mask import Band
@@ -19,13 +20,15 @@ from sp.mask import Band
 @dataclass(frozen=True)
 class Attention:
     """One layer's attention.  critical: what the busiest rank computes, in pairs of one head; even: a rank's mean.
-    buffers: bytes beside the activations."""
+    buffers: bytes beside the activations, of one layer at a time.  kept: what each layer keeps for backward beside
+    queries, keys, values, the output and the log of its sums."""
 
     forward: Phase
     backward: Phase
     critical: float
     even: float
     buffers: float
+    kept: float = 0.0
 
 
 def ring(job: Job, layout: str, mask: Band) -> Attention:
@@ -128,7 +131,16 @@ def alltoall(job: Job, layout: str, mask: Band) -> Attention:
         between.critical * len(most.heads) / job.shape.heads,
         between.even / joined,
         between.buffers + max(sum(first), sum(second)),
+        _kept_twice(job, own, joined) if joined > 1 else 0.0,
     )
+
+
+def _kept_twice(job: Job, own: AttentionShape, joined: int) -> int:
+    """What was dealt is kept in place of what there was before, but for the output, which the next layer has its own
+    of, and but for copies of keys and values.  own: the heads of one rank."""
+    outputs = job.local * joined * own.heads * own.value_width
+    copies = job.keys * (joined * own.kv_width - job.shape.kv_width)
+    return (outputs + copies) * own.item_bytes
 
 
 def _exchanges(job: Job, parts: tuple[int, int], world: int) -> Phase:

@@ -122,6 +122,13 @@ def test_a_ring_between_nodes_carries_the_keys_of_a_ranks_own_heads() -> None:
     assert alltoall(slow, "striped/4", CAUSAL).forward.exposed == pytest.approx(far, rel=0.01)
 
 
+def test_alltoall_keeps_a_second_output_and_copies_of_keys() -> None:
+    """8 heads and 2 of keys, width 16, 2 bytes, 64 tokens: nothing is copied for 2 ranks, 4 have keys twice."""
+    output, keys = 64 * 8 * 16 * 2, 64 * 2 * 32 * 2
+    kept = {world: alltoall(job(world), "contiguous", CAUSAL).kept for world in (1, 2, 4)}
+    assert kept == {1: 0, 2: output, 4: output + keys}
+
+
 @pytest.mark.parametrize(("world", "heads"), [(1, 8), (2, 4), (3, 3), (4, 2), (8, 1), (16, 1)])
 def test_alltoall_computes_whole_heads(world: int, heads: int) -> None:
     whole = alltoall(job(1, 128, tile=1), "contiguous", CAUSAL).forward.compute
