@@ -178,7 +178,9 @@ def _replace(
         lengths = [sizes.node(shape(operand)[2]) for operand in operands[:2]]
         call = graph.call_function(attention_op, (*operands, *arguments, *lengths, layout, transport, kernel, AXIS))
         output = graph.call_function(operator.getitem, (call, 0))
-    call.meta = {**node.meta, "val": (node.meta["val"], [])}  # what is kept for backward, no graph reads
+    fake, query = node.meta["val"], operands[0]
+    # No graph reads what is kept for backward; the sums stand for it.
+    call.meta = {**node.meta, "val": (fake, fake.new_empty(query.meta["val"].shape[:3]))}
     output.meta = dict(node.meta)
     node.replace_all_uses_with(output)
     graph.erase_node(node)
