@@ -8,13 +8,13 @@ instead of one file per strategy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sp.layout import WHOLE, Layout, Run, find_layout
+from sp.cover import cover, meets
+from sp.layout import WHOLE, Layout, find_layout
 from sp.mask import FULL, Band
-from sp.tile import Tile, halves, join, trim
+from sp.tile import Tile, halves, trim
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def make_plan(
 
 def make_step(rule: Layout, mask: Band, length: int, keys: int, world: int, rank: int, source: int) -> Step:
     """One step of the plan of `rank`: its queries against the keys of `source`."""
-    return Step(source, join(_tiles(rule.runs(length, rank, world), rule.runs(keys, source, world), mask)))
+    return Step(source, cover(rule.runs(length, rank, world), rule.runs(keys, source, world), mask))
 
 
 def _source(rank: int, hop: int, world: int, inner: int | None) -> int:
@@ -118,14 +118,9 @@ def _count_steps(layout: str, mask: Band, length: int, keys: int, world: int, in
     for hop in reversed(range(world)):
         # From the last rank on: under a causal mask it sees the most, and answers at once.
         sources = ((rank, _source(rank, hop, world, inner)) for rank in reversed(range(world)))
-        if any(_tiles(queries[rank], held[source], mask) for rank, source in sources):
+        if any(meets(queries[rank], held[source], mask) for rank, source in sources):
             return hop + 1
     return 1
-
-
-def _tiles(queries: tuple[Run, ...], keys: tuple[Run, ...], mask: Band) -> tuple[Tile, ...]:
-    found = (_tile(q, q0, k, k0, mask) for q, q0 in _placed(queries) for k, k0 in _placed(keys))
-    return tuple(tile for tile in found if tile is not None)
 
 
 def there_and_back(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -137,19 +132,3 @@ def there_and_back(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         return steps
     first, second = halves(own.tiles)
     return Step(own.source, first), *others, Step(own.source, second)
-
-
-def _placed(runs: tuple[Run, ...]) -> Iterator[tuple[Run, int]]:
-    """Each run with the local index at which it begins."""
-    begin = 0
-    for run in runs:
-        yield run, begin
-        begin += run.length
-
-
-def _tile(q: Run, q0: int, k: Run, k0: int, mask: Band) -> Tile | None:
-    assert q.stride == k.stride, "runs of one layout share their stride"
-    shift, stride = k.start - q.start, q.stride
-    lower = None if mask.left is None else -((mask.left + shift) // stride)
-    upper = None if mask.right is None else (mask.right - shift) // stride
-    return trim(Tile(q0, q0 + q.length, k0, k0 + k.length, lower, upper))

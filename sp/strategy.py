@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sp.errors import StrategyError
+from sp.layout import find_layout
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,24 @@ STRATEGIES = {
 
 
 def find_strategy(name: str) -> Strategy:
-    """The strategy called `name`; StrategyError lists the known ones."""
-    if name not in STRATEGIES:
+    """The strategy called `name`; `striped:64` is `striped` with stripes of 64 tokens, so is any over that layout.
+
+    StrategyError lists the known ones."""
+    base, wide, block = name.partition(":")
+    if base not in STRATEGIES:
         known = ", ".join(sorted(STRATEGIES))
         raise StrategyError(f"there is no strategy {name!r}", needed=f"one of: {known}")
-    return STRATEGIES[name]
+    strategy = STRATEGIES[base]
+    if not wide:
+        return strategy
+    if not _takes_width(strategy):
+        wider = ", ".join(f"{each.name}:64" for each in STRATEGIES.values() if _takes_width(each))
+        raise StrategyError(f"{base} has no stripes whose width could be {block!r}", needed=f"for example: {wider}")
+    return replace(strategy, name=name, layout=find_layout(f"striped:{block}").name)
+
+
+def _takes_width(strategy: Strategy) -> bool:
+    return strategy.layout == "striped" and strategy.transport != "alltoall"
 
 
 def candidates(shape: tuple[int, ...]) -> list[Strategy]:

@@ -110,12 +110,12 @@ def join(tiles: tuple[Tile, ...]) -> tuple[Tile, ...]:
     """Join tiles until no group of them makes one: zigzag's causal + full + causal becomes one causal."""
     for count in range(len(tiles), 1, -1):
         for group in combinations(tiles, count):
-            if one := _joined(group):
+            if one := joined(group):
                 return join((one, *(tile for tile in tiles if tile not in group)))
     return tiles
 
 
-def _joined(tiles: tuple[Tile, ...]) -> Tile | None:
+def joined(tiles: tuple[Tile, ...]) -> Tile | None:
     """The one tile that sees what the disjoint `tiles` see, if there is one.
 
     It can only be the smallest around them, and is it when it sees no more pairs than they do together."""

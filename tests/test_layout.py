@@ -58,6 +58,65 @@ def test_local_range_is_the_local_indices_of_a_range(layout: Layout, world: int)
                 assert layout.local_range(length, rank, world, cut, length) == (below, len(held))
 
 
+WIDE = ["striped:2", "striped:3", "striped:64"]
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_wide_stripes(name: str, world: int) -> None:
+    """Every position once, evenly up to one; whole stripes in turn; the closed forms count what the runs hold."""
+    layout, block = find_layout(name), int(name.partition(":")[2])
+    around = [n * block * world + more for n in (1, 2) for more in (-1, 0, 1, world, block)]
+    for length in [1, world, *around]:
+        wrong = {*check_layout(layout, length, world)} - {"neither one nor two runs"}
+        assert not wrong, f"length {length}"
+        whole = length // (block * world) * block * world
+        for rank in range(world):
+            held = layout.positions(length, rank, world)
+            assert [p for p in held if p < whole] == [p for p in range(whole) if p // block % world == rank]
+            for cut in {
+                -1,
+                0,
+                1,
+                block - 1,
+                block + 1,
+                whole - 1,
+                whole,
+                whole + 1,
+                length // 2,
+                length - 1,
+                length + 1,
+            }:
+                below = sum(position < cut for position in held)
+                assert layout.local_range(length, rank, world, 0, cut) == (0, below)
+                assert layout.local_range(length, rank, world, cut, length) == (below, len(held))
+
+
+def test_wide_stripes_ask_nothing_about_a_torch_length() -> None:
+    length: Any = ShapeEnv().create_unbacked_symint()
+    layout = find_layout("striped:4")
+    for rank in range(3):
+        (first, last), local = layout.local_range(length, rank, 3, 0, length), layout.local_length(length, rank, 3)
+        for hint in (1, 11, 12, 13, 40):
+            expected = layout.local_length(hint, rank, 3)
+            assert [value_at(x, length, hint) for x in (first, last, local)] == [0, expected, expected]
+
+
+def test_stripes_of_one_token_are_striped() -> None:
+    assert find_layout("striped:1") is LAYOUTS["striped"]
+
+
+@pytest.mark.parametrize("name", ["striped:0", "striped:x", "striped:", "striped:-2", "striped:1.5"])
+def test_a_width_is_a_number(name: str) -> None:
+    with pytest.raises(StrategyError, match=rf"'{name}' names no width of stripes\n.*from 1 on.*\n.*striped:64"):
+        find_layout(name)
+
+
+def test_wide_stripes_are_not_cut_for_neighbours() -> None:
+    with pytest.raises(StrategyError, match="the stripes of striped:64 cannot be cut for 2 neighbours"):
+        find_layout("striped:64/2")
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_each_layout_is_what_its_name_says(world: int) -> None:
     for length in lengths(world):

@@ -128,6 +128,17 @@ def test_local_inputs_and_shards_by_hand(name: str) -> None:
     assert max(run_mesh((2, 3), rank)) < 1e-12
 
 
+def test_validation_tries_a_mesh_of_two_by_two() -> None:
+    plain = llama()
+
+    def rank(mesh: sp.MeshGroups) -> float:
+        parallel = sp.parallelize(copy.deepcopy(plain), "usp", mesh=mesh, compile=False, validate=True)
+        return float(parallel(IDS, labels=IDS).loss)
+
+    losses = run_mesh((1, 3), rank)
+    assert losses == pytest.approx([float(plain(IDS, labels=IDS).loss)] * 3, rel=1e-12)
+
+
 def meshes(name: str) -> list[Any]:
     """Of 4 processes: on the whole world, on a part of it, refused orders and missing names."""
     plain = llama()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sp.costs.phase import Job, Phase
 from sp.costs.work import LayoutWork, Work, layout_work
 from sp.costs.workload import AttentionShape
-from sp.heads import HeadShare, share_heads, shares_overlap
+from sp.heads import HeadShare, share_heads
 from sp.layout import find_layout
 from sp.mask import Band
 
@@ -99,7 +99,7 @@ def allgather(job: Job, layout: str, mask: Band) -> Attention:
     work = layout_work(layout, mask, job.local, job.keys, job.world, job.machine)
     gathers = job.world - 1 if work.hops else 0
     forward, backward = (_gathering(job, work, gathers, direction) for direction in (False, True))
-    buffers = job.world * (job.kv_bytes + job.gradient_bytes) if gathers else 0
+    buffers = 2 * job.world * job.kv_bytes if gathers else 0  # they, and as many gradients in their dtype
     return Attention(forward, backward, work.critical.pairs, work.total / job.world, buffers)
 
 
@@ -107,9 +107,9 @@ def _gathering(job: Job, work: LayoutWork, gathers: int, backward: bool) -> Phas
     """gathers: of how many other ranks the keys come."""
     hidden, returns = job.seconds(work.own, backward) / (2 if backward else 1), work.hops if backward else 0
     exposed = max(0.0, gathers * job.machine.hop(job.kv_bytes, job.world) - hidden)
-    exposed += max(0.0, returns * job.machine.hop(job.gradient_bytes, job.world) - hidden)
+    exposed += max(0.0, returns * job.machine.hop(job.kv_bytes, job.world) - hidden)
     compute, merge = (measure(work.critical, backward) for measure in (job.compute, job.merge))
-    return Phase(compute, merge, exposed, gathers * job.kv_bytes + returns * job.gradient_bytes)
+    return Phase(compute, merge, exposed, (gathers + returns) * job.kv_bytes)
 
 
 def alltoall(job: Job, layout: str, mask: Band) -> Attention:
@@ -149,24 +149,20 @@ def _exchanges(job: Job, parts: tuple[int, int], world: int) -> Phase:
 
 
 def _dealt(job: Job, shares: tuple[HeadShare, ...], backward: bool) -> tuple[int, int]:
-    """Bytes that the rank which sends most sends there and back: queries, keys and values, and of them the output; in
-    backward the gradient of the output, and those of the others, of keys that several ranks have as sums."""
+    """Bytes that the rank which sends most sends there and back: queries, keys and values, and the output back; in
+    backward the output's gradient there, and the other gradients back."""
     shape, joined = job.shape, len(shares)
     if joined == 1:
         return 0, 0
     copies, width = sum(len(share.groups) for share in shares), shape.head_width + shape.value_width
-    gradient = shape.sum_bytes if shares_overlap(shares) else shape.item_bytes
     there = back = 0
     for heads, groups in {(len(share.heads), len(share.groups)) for share in shares}:
         to_heads, to_groups = job.local * (shape.heads - heads), job.keys * (copies - groups)
         to_queries, to_keys = job.local * (joined - 1) * heads, job.keys * (joined - 1) * groups
-        if backward:
-            there = max(there, to_heads * shape.value_width * shape.item_bytes)
-            back = max(back, to_queries * shape.head_width * shape.item_bytes + to_keys * width * gradient)
-        else:
-            there = max(there, (to_heads * shape.head_width + to_groups * width) * shape.item_bytes)
-            back = max(back, to_queries * shape.value_width * shape.item_bytes)
-    return there, back
+        given = to_heads * shape.value_width if backward else to_heads * shape.head_width + to_groups * width
+        result = to_queries * shape.head_width + to_keys * width if backward else to_queries * shape.value_width
+        there, back = max(there, given), max(back, result)
+    return there * shape.item_bytes, back * shape.item_bytes
 
 
 def merge(job: Job, layout: str, mask: Band) -> Attention:

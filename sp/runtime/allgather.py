@@ -5,8 +5,8 @@ B batch · G key/value heads · S local keys · T keys of one source rank · D, 
     forward     rank 0 computes on k0 while k1, k2, … arrive, then on k1, k2, … in the order of its plan
     backward    the same; then each dk goes to its owner, who computes on the second half of its own keys meanwhile
 
-Latency of one collective instead of one for each step, for memory: all keys and values, and in backward the sums of all
-their gradients.  Nothing is gathered where, under a narrow window, no rank needs another's keys.
+Latency of one collective instead of one for each step, for memory: all keys and values, and in backward as many
+gradients.  Nothing is gathered where, under a narrow window, no rank needs another's keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from sp.plan import Plan, Step
 from sp.runtime.block import Block
 from sp.runtime.comm import Exchange, World, start_all_to_all, start_gather
-from sp.runtime.stream import Parts, Stream, add_parts, keys_of, zero_gradients
+from sp.runtime.stream import Batches, Stream, add_all, keys_of, zero_gradients
 
 
 def _gathered(
@@ -42,7 +42,9 @@ def _gathered(
 
 class _Returned:
     """The parts of dk and dv that this rank finds for each source; an all-to-all brings them to their owners, while
-    these compute what is left of their own."""
+    these compute what is left of their own.
+
+    They travel in the dtype of keys: each part is rounded once, as a kernel's results are, and added in the sums'."""
 
     def __init__(self, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, steps: tuple[Step, ...], world: World) -> None:
         self._world, self._own = world, zero_gradients(k_BGSD, v_BGSE)
@@ -53,17 +55,21 @@ class _Returned:
         hops = range(1, len(self._sources) + 1)
         self._to = [numbers[source] if (world.rank - source) % world.size in hops else 0 for source in ranks]
         self._from = [numbers[world.rank] if (rank - world.rank) % world.size in hops else 0 for rank in ranks]
-        self._others = k_BGSD.new_zeros(sum(self._to), dtype=self._own[0].dtype)
+        self._others = k_BGSD.new_zeros(sum(self._to))
         parts = self._others.split(self._to)
         self._blocks = {source: Block.over(parts[source], like, lengths[source]) for source in self._sources}
         self._arriving: Exchange | None = None
 
-    def add(self, step: Step, parts: Parts) -> None:
-        """What this rank found in `step`; after the last of the others', all go home."""
+    def add(self, step: Step, batches: Batches) -> None:
+        """What this rank finds in `step`; after the last of the others', all go home."""
         if step.source == self._world.rank:
-            add_parts(parts, *self._own)
+            add_all(batches, *self._own)
             return
-        add_parts(parts, *self._blocks[step.source].parts)
+        block = self._blocks[step.source]
+        sums = Block.empty(self._own, block.parts[0].shape[2], self._own[0].dtype)
+        sums.flat.zero_()
+        add_all(batches, *sums.parts)
+        block.flat.copy_(sums.flat)
         if step.source == self._sources[-1]:
             self._arriving = start_all_to_all(self._world, self._others, self._to, self._from)
 

@@ -19,6 +19,7 @@ Gu et al. 2024 (LoongTrain), arXiv 2406.18485, section 3.4.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from sp.plan import Plan, Step
 from sp.runtime.block import Block
 from sp.runtime.circle import RESULTS, VISITORS, Circle, Flight, Results, Rooms, send
 from sp.runtime.comm import World
-from sp.runtime.stream import Parts, Stream, add_parts, keys_of, zero_gradients
+from sp.runtime.stream import Batches, Stream, add_all, keys_of, zero_gradients
 
 
 def _turns(plan: Plan, steps: tuple[Step, ...]) -> list[tuple[Step, ...]]:
@@ -82,11 +83,12 @@ class _Sums:
         self._here: Block | None = None  # sums of what this turn began with, if that is not the rank's own
         self._flight: Flight | None = None  # what other rings have found for it; at the end, for the rank's own
 
-    def add(self, step: Step, parts: Parts) -> None:
-        """Add what this rank found in `step`; while a turn's first is computed, those of the turn before come round."""
+    def add(self, step: Step, batches: Batches) -> None:
+        """Add what this rank finds in `step`; while a turn's first is computed, those of the turn before come round."""
         if step.source == self._first:
-            add_parts(parts, *self._own)
+            add_all(batches, *self._own)
             return
+        first = next(batches, [])
         if step.source in self._turns:
             self._hand_on(step.source)
             self._here = self._block(step.source)
@@ -95,7 +97,7 @@ class _Sums:
             sums, begun = self._results.arrived(step.source)
         if not begun:
             sums.flat.zero_()
-        add_parts(parts, *sums.parts)
+        add_all(chain([first], batches), *sums.parts)
         if sums is not self._here:
             self._results.pass_on(sums, step.source)
         if step.source == self._last and self._here is not None:

@@ -16,6 +16,7 @@ Liu et al. 2023, arXiv 2310.01889.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from sp.runtime.comm import World
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import accumulation_dtype
 from sp.runtime.scores import BoundScore
-from sp.runtime.stream import Parts, Saved, Stream, add_parts, keys_of, zero_gradients
+from sp.runtime.stream import Batches, Saved, Stream, add_all, keys_of, zero_gradients
 from sp.runtime.visits import visits_backward, visits_forward
 from sp.traffic import QUERIES, Widths, travellers
 
@@ -51,15 +52,16 @@ class _Sums:
         circle, dtype = _circle(plan, steps, world), accumulation_dtype(k_BGSD.dtype)
         self._results = Results(circle, (k_BGSD, v_BGSE), dtype)
 
-    def add(self, step: Step, parts: Parts) -> None:
-        """Add what this rank found in `step`, and send the sums on: to the next rank, or home after the last."""
+    def add(self, step: Step, batches: Batches) -> None:
+        """Add what this rank finds in `step`, and send the sums on: to the next rank, or home after the last."""
         if step.source == self._rank:
-            add_parts(parts, *self._own)
+            add_all(batches, *self._own)
             return
+        first = next(batches, [])
         sums, begun = self._results.arrived(step.source)
         if not begun:
             sums.flat.zero_()
-        add_parts(parts, *sums.parts)
+        add_all(chain([first], batches), *sums.parts)
         self._results.pass_on(sums, step.source)
 
     def finish(self) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from torch import Tensor
@@ -24,8 +25,11 @@ from sp.tile import Tile
 
 # Each step with k_BGTD and v_BGTE of its source
 Arrivals = Iterable[tuple[Step, Tensor, Tensor]]
-# Tiles with the gradients of their keys and values
+# Tiles with the gradients of their keys and values; a step's are computed batch by batch, when they are asked for
 Parts = list[tuple[Tile, Tensor, Tensor]]
+Batches = Iterator[Parts]
+
+_BATCH = 4  # so many are held at a time, while the sums they are added to may still be on their way
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ class Saved:
 class Homeward(Protocol):
     """Takes the gradients of keys and values to their owners."""
 
-    def add(self, step: Step, parts: Parts) -> None:
-        """What this rank found in `step`; called once for each step, in order."""
+    def add(self, step: Step, batches: Batches) -> None:
+        """What this rank finds in `step`, to be asked for to the end; called once for each step, in order."""
         ...
 
     def finish(self) -> tuple[Tensor, Tensor]:
@@ -132,16 +136,22 @@ def attend_back(
     dtype = accumulation_dtype(saved.q_BHSD.dtype)
     dq_BHSD = saved.q_BHSD.new_zeros((batch, length, heads, size), dtype=dtype).transpose(1, 2)
     for step, k_BGTD, v_BGTE in arrivals:
-        parts: Parts = []
-        for piece in _pieces(step, kernel, saved.q_BHSD.device.type, score):
+
+        def compute(piece: Piece, k_BGTD: Tensor = k_BGTD, v_BGTE: Tensor = v_BGTE) -> tuple[Tile, Tensor, Tensor]:
             tile = piece.tile
             grad, q, out, lse = (_rows(tile, x) for x in (grad_BHSE, saved.q_BHSD, saved.out_BHSE, saved.lse_BHS))
             k, v = columns(tile, k_BGTD), columns(tile, v_BGTE)
             dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, tile, scale, piece.score, totals)
             _rows(tile, dq_BHSD).add_(dq)
-            parts.append((tile, dk, dv))
-        homeward.add(step, parts)
+            return tile, dk, dv
+
+        homeward.add(step, _batches(map(compute, _pieces(step, kernel, saved.q_BHSD.device.type, score))))
     return dq_BHSD
+
+
+def _batches(parts: Iterator[tuple[Tile, Tensor, Tensor]]) -> Batches:
+    while batch := list(islice(parts, _BATCH)):
+        yield batch
 
 
 def zero_gradients(k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,8 +162,13 @@ def zero_gradients(k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
     return dk, dv
 
 
+def add_all(batches: Iterable[Parts], dk_BGTD: Tensor, dv_BGTE: Tensor) -> None:
+    """Add the gradients that tiles find for their keys and values."""
+    for parts in batches:
+        add_parts(parts, dk_BGTD, dv_BGTE)
+
+
 def add_parts(parts: Parts, dk_BGTD: Tensor, dv_BGTE: Tensor) -> None:
-    """Add the gradients that tiles found for their keys and values."""
     for tile, dk, dv in parts:
         columns(tile, dk_BGTD).add_(dk)
         columns(tile, dv_BGTE).add_(dv)

@@ -31,7 +31,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from sp.heads import HeadShare, share_heads, shares_overlap
+from sp.heads import HeadShare, share_heads
 from sp.layout import find_layout
 from sp.plan import Plan, make_plan
 from sp.runtime.comm import World, all_to_all, find_world
@@ -98,9 +98,8 @@ def ulysses_backward(
     how = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
     dq, dk, dv, found = ring_backward(grad, replace(saved, k_BGSD=k, v_BGSE=v), *how)
     (dq_BHSD,) = deal.to_tokens([dq.to(dtype)], [])
-    # What is added on arrival travels in the dtype of sums.
-    narrow = dk.dtype if shares_overlap(deal.shares) else dtype
-    dk_BGSD, dv_BGSE = deal.to_tokens([], [deal.share_summed(x).to(narrow) for x in (dk, dv)])
+    # Each rank's part of a head that several have is rounded once, and added in the dtype of sums on arrival.
+    dk_BGSD, dv_BGSE = deal.to_tokens([], [deal.share_summed(x).to(dtype) for x in (dk, dv)])
     return dq_BHSD, dk_BGSD, dv_BGSE, deal.leaf_gradients(score, found)
 
 
@@ -219,11 +218,12 @@ def _rooms(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def _joined(parts: Sequence[Tensor], dim: int, spans: tuple[range, ...]) -> Tensor:
-    """Each rank's part at its span of the dim, added where spans overlap; laid out [B, S, heads, W]."""
+    """Each rank's part at its span of the dim, laid out [B, S, heads, W]; added as sums are, where these overlap."""
     if all(before.stop == after.start for before, after in pairwise(spans)):
         return torch.cat([x.transpose(1, 2) for x in parts], 3 - dim).transpose(1, 2)
     shape = _sized(parts[0], dim, max(span.stop for span in spans))
-    total_BSHW = parts[0].new_zeros([shape[place] for place in (0, 2, 1, 3)])
+    dtype = accumulation_dtype(parts[0].dtype)
+    total_BSHW = parts[0].new_zeros([shape[place] for place in (0, 2, 1, 3)], dtype=dtype)
     total = total_BSHW.transpose(1, 2)
     for part, span in zip(parts, spans, strict=True):
         _span(total, dim, span).add_(part)

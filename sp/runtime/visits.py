@@ -26,7 +26,7 @@ from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator, accumulation_dtype
 from sp.runtime.scores import BoundScore
 from sp.runtime.sink import add_sink_gradient, with_sink
-from sp.runtime.stream import Parts, Saved, add_parts, attend, attend_back, working_steps, zero_gradients
+from sp.runtime.stream import Batches, Saved, add_all, attend, attend_back, working_steps, zero_gradients
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class _Here:
     def __init__(self, saved: Saved) -> None:
         self._sums = zero_gradients(saved.k_BGSD, saved.v_BGSE)
 
-    def add(self, step: Step, parts: Parts) -> None:
-        add_parts(parts, *self._sums)
+    def add(self, step: Step, batches: Batches) -> None:
+        add_all(batches, *self._sums)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         return self._sums

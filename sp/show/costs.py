@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from sp.heads import HeadShare, share_heads, shares_overlap
+from sp.heads import HeadShare, share_heads
 from sp.plan import Plan, count_steps, make_local_plan, make_plan
 from sp.program import AttentionSite
 from sp.strategy import Strategy
@@ -119,19 +119,19 @@ def _total(sent: list[tuple[int, int]]) -> tuple[int, int]:
 
 def _all_gather(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
     """Forward: keys and values to all others, as many as the rank has that holds most.  Backward: the same once more,
-    and to each rank whose keys it has worked on their gradients, in the dtype of sums."""
+    and to each rank whose keys it has worked on their gradients."""
     if steps == 1:
         return 0, 0
     held = [plan.layout.local_length(plan.keys, rank, plan.world) for rank in range(plan.world)]
     forward = (plan.world - 1) * max(held) * _key_width(site) * site.item_bytes
     returned = sum(held[step.source] for step in plan.steps[1:steps])
-    return forward, forward + returned * _key_width(site) * _sum_bytes(site)
+    return forward, forward + returned * _key_width(site) * site.item_bytes
 
 
 def _all_to_all(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
     """Forward: queries, keys and values of the others' heads to them; of its own heads the others' output.  Backward:
-    the gradient of the output to where the queries went; back go those of queries, keys and values, in the dtype of
-    sums those of keys and values that several ranks have.  Between, on two axes, the outer ring."""
+    the gradient of the output to where the queries went; back go those of queries, keys and values.  Between,
+    on two axes, the outer ring."""
     layout, joined = plan.layout.nesting(plan.world)
     shares, group = _dealt(site, plan), (plan.rank // joined, plan.world // joined)
     all_queries, all_keys = (layout.local_length(total, *group) for total in (plan.length, plan.keys))
@@ -141,10 +141,11 @@ def _all_to_all(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
     to_queries, to_keys = (all_queries - queries) * len(own.heads), (all_keys - keys) * len(own.groups)
     given = to_groups * _key_width(site) // site.kv_heads + to_heads * site.head_width
     result = site.value_width * site.item_bytes
-    gradient = _sum_bytes(site) if shares_overlap(shares) else site.item_bytes
     forward = given * site.item_bytes + to_queries * result
     there = to_heads * result
-    back = to_queries * site.head_width * site.item_bytes + to_keys * _key_width(site) // site.kv_heads * gradient
+    back = (
+        to_queries * site.head_width * site.item_bytes + to_keys * _key_width(site) // site.kv_heads * site.item_bytes
+    )
     return _total([(forward, there + back), _ring_between(site, plan, steps)])
 
 

@@ -15,6 +15,7 @@ from sp.plan import Plan, Tile, make_plan
 from sp.show.words import between, percent, table
 
 WIDEST = 16
+_MOST = 4  # tiles in a cell, if each is to be shown
 
 
 def plan_grid(
@@ -45,7 +46,9 @@ def _row(plan: Plan | None, shown: list[int | None], everything: int) -> tuple[s
 
 def _cell(plan: Plan, step: int) -> str:
     queries, keys = queries_of(plan, plan.rank), keys_of(plan, plan.steps[step].source)
-    return " + ".join(short_tile(tile, queries, keys) for tile in plan.steps[step].tiles)
+    tiles = plan.steps[step].tiles
+    shown = [short_tile(tile, queries, keys) for tile in tiles[:_MOST]]
+    return " + ".join(shown if len(tiles) <= _MOST else [shown[0], f"{len(tiles) - 1} more"])
 
 
 def short_tile(tile: Tile, queries: int, keys: int) -> str:

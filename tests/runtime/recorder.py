@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sp.mask import Band
 from sp.plan import make_plan
-from sp.runtime import allgather, circle, ring
+from sp.runtime import allgather, circle, stream
 from sp.runtime.comm import World, find_world
 from sp.runtime.kernels import KERNELS, Kernel
 from sp.runtime.stream import Saved
@@ -48,8 +48,7 @@ class Recorder:
         monkeypatch.setattr(circle, "post_exchange", posted)
         self._record_start(monkeypatch, "start_gather", "gather")
         self._record_start(monkeypatch, "start_all_to_all", "results")
-        for module in (ring, allgather):
-            self._record_add(monkeypatch, module)
+        self._record_add(monkeypatch)
 
     @property
     def events(self) -> Events:
@@ -64,14 +63,14 @@ class Recorder:
 
         monkeypatch.setattr(allgather, name, started)
 
-    def _record_add(self, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
-        add = module.add_parts
+    def _record_add(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        add = stream.add_parts
 
         def added(*arguments: Any) -> None:
             self.events.append("add")
             add(*arguments)
 
-        monkeypatch.setattr(module, "add_parts", added)
+        monkeypatch.setattr(stream, "add_parts", added)
 
     def _kernel(self, own_q: Tensor, own_k: Tensor) -> Kernel:
         """Of one call for each tile."""

@@ -84,7 +84,7 @@ def test_gathered_keys_travel_as_in_a_ring_and_their_gradients_one_time_less(ite
     costs = attention_costs(site(CAUSAL, item_bytes, "allgather"), STRATEGIES["allgather"], 64, 4)
     elements = 16 * 2 * (16 + 24)
     assert set(costs.forward) == {3 * elements * item_bytes}
-    assert set(costs.backward) == {3 * elements * (item_bytes + max(item_bytes, 4))}
+    assert set(costs.backward) == {3 * elements * 2 * item_bytes}, "each part is rounded once"
 
 
 def test_heads_for_tokens() -> None:
@@ -97,12 +97,12 @@ def test_heads_for_tokens() -> None:
     )
 
 
-def test_key_heads_on_several_ranks_get_their_gradients_in_the_dtype_of_sums() -> None:
+def test_key_heads_on_several_ranks_get_their_gradients_from_each() -> None:
     """On 4 ranks each has 2 query heads and one key head."""
     costs = attention_costs(site(CAUSAL, 2, "alltoall"), STRATEGIES["ulysses"], 64, 4)
     queries, keys, result = 3 * 16 * 2 * 16 * 2, 3 * 16 * (16 + 24), 3 * 16 * 2 * 24 * 2
     assert set(costs.forward) == {queries + keys * 2 + result}
-    assert set(costs.backward) == {result + queries + keys * 4}
+    assert set(costs.backward) == {result + queries + keys * 2}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -46,6 +46,24 @@ def test_dict_is_plain_data(llama: Report) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "layout", "axes"),
+    [("usp", "striped/4", {"ring": 2, "ulysses": 4}), ("double_ring", "striped", {"outer": 2, "inner": 4})],
+)
+def test_two_axes_are_named(strategy: str, layout: str, axes: dict[str, int]) -> None:
+    ids = torch.zeros(1, 64, dtype=torch.long)
+    model = Llama(LlamaConfig(layers=2, heads=4, kv_heads=2, width=32))
+    report = sp.inspect(model, (ids,), strategy=strategy, world_size=(2, 4))
+    facts = report.as_dict()
+    assert (facts["world"], facts["axes"], facts["strategy"]["layout"]) == (8, axes, layout)
+    (outer, _), (inner, _) = axes.items()
+    assert f"8 ranks = {outer} 2 × {inner} 4" in str(report)
+    (attention,) = facts["attentions"]
+    slow = 2 * (max(attention["outer_forward"]) + max(attention["outer_backward"]))
+    assert f"Of both, {slow / 2**10:.1f} KiB along the outer axis, {outer}." in str(report)
+    assert ("world=2" if strategy == "usp" else "world=8") in report.plan_grid()
+
+
 def test_attention_facts(llama: Report) -> None:
     (attention,) = llama.as_dict()["attentions"]
     assert (attention["count"], attention["mask"], attention["heads"], attention["kv_heads"]) == (4, "causal", 8, 2)
