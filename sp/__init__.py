@@ -14,6 +14,7 @@ from sp.errors import (
     UnsupportedModelError,
     ValidationError,
 )
+from sp.measure import measure_machine
 from sp.mesh import MeshGroups
 from sp.module import ParallelModule
 from sp.register import register_rule
@@ -36,6 +37,7 @@ __all__ = [
     "costs",
     "estimate",
     "inspect",
+    "measure_machine",
     "parallelize",
     "register_rule",
 ]

@@ -37,6 +37,7 @@ ARROWS = {
     "runtime": ("errors heads layout mask plan score tile traffic", "torch"),
     "program": (f"{FACTS}", "torch sympy"),
     "mesh": ("errors strategy runtime.comm", "torch"),
+    "measure": ("costs mesh runtime.comm", "torch"),
     "generation": ("errors runtime.agreement runtime.comm", "torch"),
     "passes": (f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table", "torch sympy networkx"),
     "weigh": (f"{FACTS} costs program passes", "torch sympy"),
@@ -50,7 +51,7 @@ ARROWS = {
     "module": (f"{FACTS} generation program show runtime passes options request executable validation", "torch"),
     "register": (f"{FACTS} passes executable testing", "torch"),
     "api": (f"{FACTS} costs mesh show passes options request executable validation module", "torch"),
-    "": (f"{FACTS} mesh program show runtime passes testing validation register module api models costs", ""),
+    "": (f"{FACTS} measure mesh program show runtime passes testing validation register module api models costs", ""),
 }
 MAX_FILE_LINES = {"sp/models/": 300, "sp/": 250}  # the first prefix that fits
 MAX_FUNCTION_LINES = 50

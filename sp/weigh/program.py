@@ -16,9 +16,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from sp.costs import Attending, AttentionShape, Workload
+from sp.mask import CAUSAL, FULL, Band
 from sp.passes.fxtools import attribute, op_name, result, shape, tensor
 from sp.program import AttentionSite, Port, Program
+from sp.score import Score
 from sp.weigh.dry_run import ATTENTION, NOTHING, Sizes, Weight, concrete, dry_run
+
+# Of query i and key j; the last two of what is hidden.
+_CAUSAL = ("le.Tensor(j, i)", "ge.Tensor(i, j)", "gt.Tensor(j, i)", "lt.Tensor(i, j)")
 
 
 def weigh(
@@ -87,7 +92,14 @@ def _attending(site: AttentionSite, batch: int, program: Program, sizes: Sizes) 
     queries, keys = (concrete(length, sizes) for length in (site.queries, site.keys))
     size = AttentionShape(site.heads, site.kv_heads, site.head_width, site.value_width, site.item_bytes)
     shared = not program.holds_sequence(site.queries)
-    return Attending(size, site.mask, queries, keys, 1, batch, shared)
+    return Attending(size, site.mask & _guess(site.score), queries, keys, 1, batch, shared)
+
+
+def _guess(score: Score) -> Band:
+    """What a score hides that compares positions itself, as under ALiBi or a soft cap: a guess, which nothing but an
+    estimate may depend on.  Windows in there, documents and padding count as if they hid nothing."""
+    causal = any(str(line).endswith(_CAUSAL) for line in score.lines)
+    return CAUSAL if causal else FULL
 
 
 def _state(program: Program) -> list[Tensor]:

@@ -77,3 +77,17 @@ class Cross(nn.Module):
     def forward(self, x_BSD: Tensor, y_BTD: Tensor) -> Any:
         keys = y_BTD[:, None]
         return F.scaled_dot_product_attention(x_BSD[:, None], keys, keys)[:, 0]
+
+
+class Biased(nn.Module):
+    """A bias of distances, causal or not, as ALiBi's."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.slope, self.causal = nn.Parameter(torch.ones(())), causal
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        at, q = torch.arange(x_BSD.shape[1]), x_BSD[:, None]
+        bias = -(at[:, None] - at[None, :]).abs() * 0.5
+        bias = bias.masked_fill(at[None, :] > at[:, None], -torch.inf) if self.causal else bias
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=bias.to(x_BSD.dtype))[:, 0] * self.slope

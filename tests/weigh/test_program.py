@@ -8,7 +8,7 @@ from sp.costs import Attending, AttentionShape, ModelShape
 from sp.mask import CAUSAL, FULL, Band
 from sp.models import Llama, LlamaConfig
 from sp.weigh import weigh
-from tests.weigh.models import MLP, Cross, Latents, Layer, prepare, weighed
+from tests.weigh.models import MLP, Biased, Cross, Latents, Layer, prepare, weighed
 
 X = torch.zeros(2, 12, 16)
 SHAPE = AttentionShape(2, 2, 8, 8, 4)
@@ -34,8 +34,15 @@ def test_sequences_of_two_lengths() -> None:
     assert [(each.queries, each.keys) for each in found.attentions] == [(40, 24)]
 
 
+def test_scores_that_compare_positions_count_as_causal() -> None:
+    """Whatever the proven mask says, which is that nothing is known."""
+    for causal, mask in ((True, CAUSAL), (False, FULL)):
+        assert prepare(Biased(causal), X)[0].attentions[0].mask == FULL
+        assert weighed(Biased(causal), (40,), X).attentions[0].mask == mask
+
+
 def test_what_holds_no_sequence_every_rank_computes() -> None:
-    class Biased(nn.Module):
+    class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inside, self.other = nn.Linear(4, 4, bias=False), nn.Parameter(torch.zeros(6, 4))
@@ -43,7 +50,7 @@ def test_what_holds_no_sequence_every_rank_computes() -> None:
         def forward(self, x_BSD: Tensor) -> Tensor:
             return self.inside(x_BSD) + self.inside(self.other).sum(0)
 
-    found = weighed(Biased(), (9,), torch.zeros(1, 5, 4))
+    found = weighed(Own(), (9,), torch.zeros(1, 5, 4))
     assert found.token_flops == 2 * 4 * 4
     assert found.shared_flops == 6 * 2 * 4 * 4
 
