@@ -26,15 +26,16 @@ Forward = Callable[[Tensor, Tensor, Tensor, Plan, Kernel, float, World, BoundSco
 Backward = Callable[
     [Tensor, Saved, Plan, Kernel, float, World, BoundScore | None], tuple[Tensor, Tensor, Tensor, list[Tensor]]
 ]
-Kept = Callable[[Tensor, Tensor, Tensor, str, tuple[int, int], str], list[Tensor]]
+Kept = Callable[[Tensor, Tensor, Tensor, str, tuple[int, int], str, bool], list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Transport:
     """plan(layout, mask, length, world, keys): what this rank of a world computes.
     forward(q, k, v, plan, kernel, scale, world, score): out, and what is kept for backward: lse alone, or q, k, v, out
-    and lse as backward takes them in place of the local ones.  None shares memory with another or with an operand.
-    kept(q, k, v, layout, (length, keys), group): the like of what forward keeps, uninitialised; fake tensors will do.
+    and lse as backward takes them in place of the local ones and, under a score, the local lse as the last of all.
+    None shares memory with another or with an operand.
+    kept(q, k, v, layout, (length, keys), group, scored): the like of what forward keeps, uninitialised; fakes will do.
     backward(grad_out, saved, plan, …): dq, dk, dv, and the gradients of the score's leaves; in the dtype of sums, or
     already in those of q, k and v.  No two share a buffer.
 
@@ -65,7 +66,7 @@ def _keeping_lse(run: _LocalForward) -> Forward:
 
 
 def _lse(
-    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: str, lengths: tuple[int, int], group: str
+    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: str, lengths: tuple[int, int], group: str, scored: bool
 ) -> list[Tensor]:
     return [q_BHSD.new_empty(q_BHSD.shape[:3], dtype=accumulation_dtype(q_BHSD.dtype))]
 

@@ -53,7 +53,9 @@ def ulysses_forward(
     world: World,
     score: BoundScore | None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """out_BHSE in q's dtype, laid out [B, S, H, E], of the local queries, see `Stream.forward`; and what was dealt."""
+    """out_BHSE in q's dtype, laid out [B, S, H, E], of the local queries, see `Stream.forward`; and what was dealt.
+
+    Under a score also lse_BHS of the local queries, which says which of them see nothing."""
     deal = _Deal.of(q_BHSD.shape[1], k_BGSD.shape[1], plan, world)
     q, k, v = deal.to_heads([q_BHSD], [k_BGSD, v_BGSE])
     between = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
@@ -61,11 +63,12 @@ def ulysses_forward(
     if deal.world.size == 1:
         return out, [lse]
     (out_BHSE,) = deal.to_tokens([out], [])
-    return out_BHSE, [q, k, v, out, lse]
+    local = [] if score is None else [x.squeeze(-1).contiguous() for x in deal.to_tokens([lse.unsqueeze(-1)], [])]
+    return out_BHSE, [q, k, v, out, lse, *local]
 
 
 def dealt_like(
-    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: str, lengths: tuple[int, int], group: str
+    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: str, lengths: tuple[int, int], group: str, scored: bool
 ) -> list[Tensor]:
     """The like of what `ulysses_forward` keeps.  lengths: global, of queries and of keys; may be symbols."""
     world, (batch, heads, local, _) = find_world(group), q_BHSD.shape
@@ -78,7 +81,8 @@ def dealt_like(
     own, needed, value_size = len(mine.heads), len(mine.groups), v_BGSE.shape[3]
     shapes = [(queries, own, q_BHSD.shape[3]), (keys, needed, k_BGSD.shape[3]), (keys, needed, value_size)]
     dealt = [q_BHSD.new_empty((batch, *shape)).transpose(1, 2) for shape in (*shapes, (queries, own, value_size))]
-    return [*dealt, q_BHSD.new_empty((batch, own, queries), dtype=dtype)]
+    rows = [(own, queries), (heads, local)] if scored else [(own, queries)]
+    return [*dealt, *(q_BHSD.new_empty((batch, *shape), dtype=dtype) for shape in rows)]
 
 
 def ulysses_backward(

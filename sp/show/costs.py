@@ -129,7 +129,8 @@ def _all_gather(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
 
 
 def _all_to_all(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
-    """Forward: queries, keys and values of the others' heads to them; of its own heads the others' output.  Backward:
+    """Forward: queries, keys and values of the others' heads to them; of its own heads the others' output, and under a
+    score the logarithms of their sums.  Backward:
     the gradient of the output to where the queries went; back go those of queries, keys and values.  Between,
     on two axes, the outer ring."""
     layout, joined = plan.layout.nesting(plan.world)
@@ -141,7 +142,8 @@ def _all_to_all(site: AttentionSite, plan: Plan, steps: int) -> tuple[int, int]:
     to_queries, to_keys = (all_queries - queries) * len(own.heads), (all_keys - keys) * len(own.groups)
     given = to_groups * _key_width(site) // site.kv_heads + to_heads * site.head_width
     result = site.value_width * site.item_bytes
-    forward = given * site.item_bytes + to_queries * result
+    sums = to_queries * _sum_bytes(site) if site.score else 0
+    forward = given * site.item_bytes + to_queries * result + sums
     there = to_heads * result
     back = (
         to_queries * site.head_width * site.item_bytes + to_keys * _key_width(site) // site.kv_heads * site.item_bytes

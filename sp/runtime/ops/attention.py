@@ -8,8 +8,9 @@ all ranks hold the same graph; what a rank computes is looked up when the op run
 
 Results: `out` [B, H, S, E] in q's dtype and what is kept for backward, which has no gradient: `lse` [B, H, S], the log
 of each row's sum of exponentials, beside q, k, v and `out`; or, where a transport has dealt heads, five tensors instead
-of these: q, k, v, out and lse as it has dealt them (`Transport`).  Backward takes five tensors either way, and `shape`,
-how many heads and tokens k has.  `out` and all gradients are laid out [B, S, heads, size] in memory, so that the
+of these: q, k, v, out and lse as it has dealt them (`Transport`), and behind them, under a score, the local `lse`: the
+last one is the local lse wherever a query may see nothing.  Backward takes five tensors either way, and `shape`, how
+many heads and tokens k has.  `out` and all gradients are laid out [B, S, heads, size] in memory, so that the
 `transpose(1, 2)` and `reshape` around an attention copy nothing; the kernels write them like that anyway.  The gradient
 of a leaf is this rank's part of it; a leaf that does not train gets an empty one from `attention_backward`, since an
 operator cannot return None.
@@ -124,7 +125,9 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *argu
     check(q, k, v, call.kernel)
     check_leaves(leaves, call)
     batch, heads, length, _ = q.shape
-    kept = find_transport(call.transport).kept(q, k, v, call.layout, (call.length, call.keys), call.group)
+    kept = find_transport(call.transport).kept(
+        q, k, v, call.layout, (call.length, call.keys), call.group, bool(call.score)
+    )
     return q.new_empty((batch, length, heads, v.shape[3])).transpose(1, 2), kept
 
 
@@ -170,7 +173,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
 
 def saved_tensors(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: list[Tensor]) -> list[Tensor]:
     """What backward takes: what was kept, or the operands where that is lse alone."""
-    return [q, k, v, out, *kept] if len(kept) == 1 else kept
+    return [q, k, v, out, *kept] if len(kept) == 1 else kept[:5]
 
 
 def _gradients(ctx: Any, grad_out: Tensor, grad_kept: list[Tensor]) -> tuple[Any, ...]:
