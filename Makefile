@@ -13,7 +13,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint format bench golden zoo fuzz clean
+.PHONY: help demo test test-slow test-gpu lint format bench golden zoo fuzz clean
 
 help:  ## Print this table
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -28,6 +28,9 @@ test: $(VENV)/.dev  ## Run the tests, those marked slow left out
 test-slow: $(VENV)/.dev  ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
+test-gpu: $(VENV)/.dev  ## Run the tests that need a GPU: ranks that share one, over gloo
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
+
 lint: $(VENV)/.dev  ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,8 +40,8 @@ format: $(VENV)/.dev  ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.examples  ## Measure attention on 2 ranks, the bound beside each figure
-	$(BIN)/python benchmarks/attention.py $(ARGS)
+bench: $(VENV)/.bench  ## Measure everything, the bound beside each figure; some of it: ARGS="attention step"
+	$(BIN)/python -m benchmarks $(ARGS)
 
 golden: $(VENV)/.dev  ## Write the golden files anew; read the diff before you commit it
 	$(BIN)/python -m pytest -m "not slow" --update-golden $(ARGS)
@@ -54,7 +57,7 @@ clean:  ## Delete caches, builds and what the examples wrote; .venv stays
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # Many ranks share the cores of one machine: a thread each, unless the caller says otherwise.
-test test-slow golden zoo fuzz: export OMP_NUM_THREADS ?= 1
+test test-slow test-gpu golden zoo fuzz: export OMP_NUM_THREADS ?= 1
 
 # Installed once: each stamp is older than what it was made from only when there is something to install.
 # pip is the last file that venv writes, so a venv cut short is made again.
@@ -70,6 +73,10 @@ $(VENV)/.torch: constraints.txt | $(BIN)/pip
 
 $(VENV)/.examples: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt $(VENV)/.torch
+	$(PIP) --editable '.[bench]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch

@@ -1,6 +1,6 @@
 """The cost model against what others published and what README shows.  Nothing is run.
 
-    python benchmarks/published.py
+    python -m benchmarks published
 
 The striped attention paper: arXiv 2311.09431; its models are those of its code.  ring-flash-attention: its README, 8
 GPUs of 8,192 tokens each, heads 32/8 of 128, bfloat16, causal, speed in percent of FlashAttention on each rank's own
@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from tabulate import tabulate
 
 import sp
+from benchmarks.result import Result, Table
+from benchmarks.suite import Benchmark
 from sp.costs import MACHINES, Estimate, Machine, ModelShape
 
 # Attention there is written in XLA, without a fused kernel: half the speed of products of matrices.  Its tiles are
@@ -139,5 +141,15 @@ def _row(each: Figure) -> tuple[str, ...]:
     return (each.what, each.published, f"{each.predicted:.{digits}f}", f"{each.error:+.{digits}f}")
 
 
-if __name__ == "__main__":
-    print(show(figures()))
+@dataclass(frozen=True)
+class Options:
+    """Nothing to choose."""
+
+
+def run(_: Options) -> Result:
+    columns = {"": "", "published low": "g", "published high": "g", "model": ".3f", "off by": "+.3f"}
+    rows = [[each.what, each.low, each.high, each.predicted, each.error] for each in figures()]
+    return Result([Table("the cost model against published figures", columns, rows)])
+
+
+BENCHMARK = Benchmark("the cost model against published figures; nothing is run", Options(), Options(), run)

@@ -1,27 +1,27 @@
 """Windows and packed documents on 2 ranks of one thread each: how much of causal attention's time and memory they save.
 
-    python benchmarks/window.py --length 32768 --repeats 3
-    python benchmarks/window.py --memory --lengths 16384 32768 65536
+    python -m benchmarks window --length 32768 --repeats 3 --memory-lengths 16384 32768 65536
 
-Float32, forward and backward of one attention.  All variants run in turn within one repetition, so that a busy machine
-slows them alike; the figures are medians over the slower rank.  `of the pairs` is the part of causal's pairs of a query
-and a key that the mask leaves: what perfect skipping would reach.  Memory is the most bytes of tensors alive at once on
-a rank, inputs aside, counted by torch's profiler; it must grow like the length, not like its square.
+Float32, forward and backward of one attention, on the slower rank.  `of the pairs` is the part of causal's pairs of a
+query and a key that the mask leaves; the bound of the speed is its inverse, what perfect skipping would reach.  Memory
+is the most bytes of tensors alive at once on a rank, inputs aside, counted by torch's profiler; it must grow like the
+length, not like its square.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import dataclass, replace
-from statistics import median
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from tabulate import tabulate
 from torch import Tensor
 
-from sp.layout import LAYOUTS
+from benchmarks.result import Cell, Result, Table
+from benchmarks.suite import Benchmark
+from benchmarks.timing import in_turn
+from sp.layout import find_layout
 from sp.runtime.ops.attention import attention
 from sp.testing import ProcessWorld
 from sp.testing.memory import most_alive_bytes
@@ -29,6 +29,23 @@ from sp.testing.memory import most_alive_bytes
 WORLD = 2
 SIZE = 64
 DOCUMENTS = "l0:q l1:k; a = eq.Tensor(l0, l1) -> visible=a"
+
+
+@dataclass(frozen=True)
+class Options:
+    """window: tokens that a query sees, itself among them.  document: tokens of one, on average."""
+
+    length: int = 32768
+    memory_lengths: tuple[int, ...] = (16384, 32768, 65536)
+    layouts: tuple[str, ...] = ("contiguous", "striped", "zigzag")
+    heads: int = 4
+    window: int = 1024
+    document: int = 2000
+    repeats: int = 3
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return {"window": self.window, "packed": self.document}
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ def prepare(job: Job) -> tuple[list[Tensor], tuple[object, ...]]:
     """q, k, v, the gradient of the output of this rank, and the op's other arguments."""
     group = dist.group.WORLD
     assert group is not None
-    local = LAYOUTS[job.layout].local_length(job.length, dist.get_rank(), WORLD)
+    local = find_layout(job.layout).local_length(job.length, dist.get_rank(), WORLD)
     tensors = [torch.randn((1, local, job.heads, SIZE), generator=seeded()).transpose(1, 2) for _ in range(4)]
     leaves: list[Tensor] = []
     if job.kind == "packed":
@@ -95,52 +112,47 @@ def memory_rank(job: Job) -> int:
     return most_alive_bytes(lambda: step(tensors, how))
 
 
-def compare_times(length: int, heads: int, window: int, document: int, repeats: int) -> str:
-    widths = {"causal": length, "window": window, "packed": document}
-    jobs = [Job(kind, layout, length, heads, width) for layout in LAYOUTS for kind, width in widths.items()]
-    seconds: dict[Job, list[float]] = {job: [] for job in jobs}
-    with ProcessWorld(WORLD, threads_per_rank=1) as ranks:
-        for repeat in range(repeats + 1):
-            for job in jobs:
-                short = replace(job, length=min(length, 4096))
-                took = max(ranks.run(time_rank, job if repeat else short, timeout_s=1200))
-                seconds[job] += [took] if repeat else []
-    rows: list[tuple[object, ...]] = []
-    for job in jobs:
-        causal = replace(job, kind="causal", width=length)
-        took, whole, part = median(seconds[job]), median(seconds[causal]), visible_pairs(job) / visible_pairs(causal)
-        rows.append((job.layout, job.kind, took, whole / took, part, part * whole / took))
-    headers = ("layout", "mask", "seconds", "speed / causal", "of the pairs", "of perfect skipping")
-    return tabulate(rows, headers, floatfmt=("", "", ".2f", ".1f", ".3f", ".2f"), tablefmt="github")
+def compare_times(ranks: ProcessWorld, options: Options) -> Table:
+    widths = {"causal": options.length, **options.widths}
+    jobs = [
+        Job(kind, layout, options.length, options.heads, width)
+        for layout in options.layouts
+        for kind, width in widths.items()
+    ]
+
+    def slowest(job: Job) -> float:
+        return max(ranks.run(time_rank, job, timeout_s=1200))
+
+    seconds = in_turn({job: partial(slowest, job) for job in jobs}, options.repeats)
+    rows: list[list[Cell]] = []
+    for job, took in seconds.items():
+        causal = replace(job, kind="causal", width=options.length)
+        part = visible_pairs(job) / visible_pairs(causal)
+        rows.append([job.layout, job.kind, took, part, seconds[causal] / took, 1 / part])
+    columns = {"layout": "", "mask": "", "seconds": ".2f", "of the pairs": ".3f", "speed / causal": ".1f"}
+    return Table(f"{options.length:,} tokens, forward + backward", columns | {"bound": ".1f"}, rows)
 
 
-def compare_memory(lengths: list[int], heads: int, window: int, document: int) -> str:
-    rows: list[tuple[object, ...]] = []
-    with ProcessWorld(WORLD, threads_per_rank=1) as ranks:
-        for kind, width in (("window", window), ("packed", document)):
-            for layout in LAYOUTS:
-                jobs = [Job(kind, layout, length, heads, width) for length in lengths]
-                most = [max(ranks.run(memory_rank, job, timeout_s=1200)) / 2**20 for job in jobs]
-                rows.append((layout, kind, *(f"{mib:.0f}" for mib in most), f"{most[-1] / most[0]:.2f}"))
-    return tabulate(rows, ("layout", "mask", *(f"{n} tokens: MiB" for n in lengths), "last / first"), tablefmt="github")
+def compare_memory(ranks: ProcessWorld, options: Options) -> Table:
+    lengths = options.memory_lengths
+    rows: list[list[Cell]] = []
+    for kind, width in options.widths.items():
+        for layout in options.layouts:
+            jobs = [Job(kind, layout, length, options.heads, width) for length in lengths]
+            most = [max(ranks.run(memory_rank, job, timeout_s=1200)) / 2**20 for job in jobs]
+            rows.append([layout, kind, *most, most[-1] / most[0], lengths[-1] / lengths[0]])
+    columns = {"layout": "", "mask": "", **{f"{length:,}": ".1f" for length in lengths}}
+    return Table("MiB of a rank, by tokens", columns | {"last / first": ".2f", "bound": ".2f"}, rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=32768, help="tokens of the whole sequence")
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--window", type=int, default=1024, help="tokens that a query sees, itself among them")
-    parser.add_argument("--document", type=int, default=2000, help="tokens of a document, on average")
-    parser.add_argument("--repeats", type=int, default=3, help="repetitions that count, after one on a short sequence")
-    parser.add_argument("--memory", action="store_true", help="measure memory at several lengths, not time at one")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[16384, 32768, 65536])
-    options = parser.parse_args()
-    print(f"{options.heads} heads of {SIZE}, window of {options.window}, documents of about {options.document} tokens")
-    if options.memory:
-        print(compare_memory(options.lengths, options.heads, options.window, options.document))
-    else:
-        print(compare_times(options.length, options.heads, options.window, options.document, options.repeats))
+def run(options: Options) -> Result:
+    with ProcessWorld(WORLD) as ranks:
+        return Result([compare_times(ranks, options), compare_memory(ranks, options)])
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "attention under windows and on packed documents: time and memory of causal attention's",
+    Options(),
+    Options(length=256, memory_lengths=(128, 256), layouts=("striped",), heads=1, window=32, document=40, repeats=1),
+    run,
+)

@@ -3,8 +3,8 @@
 pmodel = sp.parallelize(model, strategy="striped")     # same call, same loss, same gradients
 """
 
-from sp.api import check, inspect, parallelize
-from sp.costs import estimate
+from sp import costs
+from sp.api import check, estimate, inspect, parallelize
 from sp.errors import (
     InputError,
     RankMismatchError,
@@ -14,6 +14,8 @@ from sp.errors import (
     UnsupportedModelError,
     ValidationError,
 )
+from sp.measure import measure_machine
+from sp.mesh import MeshGroups
 from sp.module import ParallelModule
 from sp.register import register_rule
 from sp.strategy import STRATEGIES
@@ -24,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "STRATEGIES",
     "InputError",
+    "MeshGroups",
     "ParallelModule",
     "RankMismatchError",
     "RuleError",
@@ -32,9 +35,11 @@ __all__ = [
     "UnsupportedModelError",
     "ValidationError",
     "check",
+    "costs",
     "estimate",
     "fully_shard",
     "inspect",
+    "measure_machine",
     "parallelize",
     "register_rule",
 ]

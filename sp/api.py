@@ -4,32 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from sp.errors import StrategyError
-from sp.executable import build
+from sp import costs
+from sp.costs import Estimates, Machine, ModelShape, find_machine
+from sp.errors import InputError, StrategyError
+from sp.executable import build, estimate_call
+from sp.mesh import Mesh, bind_mesh
 from sp.module import ParallelModule
 from sp.options import BLOCKS, Options
 from sp.passes.input_dims import SequenceDim
-from sp.passes.localize import OutputForm
+from sp.passes.output_forms import FORMS, OutputForm
 from sp.request import Request
 from sp.show import Report
-from sp.strategy import find_strategy
+from sp.strategy import Strategy, bind_names, bind_size, find_strategy
 from sp.validation import CheckReport, check_call
 
+AUTO = "auto"
 Form = Literal["global", "local"]
 
 
-def parallelize(  # noqa: PLR0913 - one place for all that can be chosen
+def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     model: nn.Module,
     strategy: str = "striped",
     *,
-    mesh: DeviceMesh | dist.ProcessGroup | None = None,
+    mesh: Mesh = None,
     example_args: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
     sequence_dim: SequenceDim = 1,
@@ -40,32 +43,38 @@ def parallelize(  # noqa: PLR0913 - one place for all that can be chosen
     kernel: str | None = None,
     generator: torch.Generator | None = None,
     validate: bool = False,
+    machine: Machine | str | None = None,
+    memory_budget: float = 1.0,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
     model: any nn.Module that torch.export can trace.  Its parameters are shared with the result, not copied.
-    strategy: a name in `sp.STRATEGIES`.
-    mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.
+    strategy: a name in `sp.STRATEGIES`, or "auto": the first capture takes the fastest that fits into memory, as
+        `sp.estimate` sees it on `machine` (a name in `sp.costs.MACHINES`, one of your own, None goes by the device).
+    mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.  Strategies
+        of two axes take a two-dimensional DeviceMesh, whose second axis are neighbours, or `sp.MeshGroups`.
     example_args, example_kwargs: given, the model is captured now instead of at its first call.
     sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
     inputs: "local" when the caller passes this rank's shard (see `pmodel.layout`), always for every input.
-    outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name.
-    sync_gradients: False leaves to each rank its own part of every parameter's gradient, for others to sum over the
-        ranks: FSDP or DDP over a mesh that has the ranks of the sequence in it, or `sp.sum_gradients`.
-    compile: False runs the graph as it is; a mapping is passed on to torch.compile; "blocks" compiles each block by
-        itself, and blocks that compute the same once, which takes far less time for deep models.
+    outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name, and "none" there makes
+        None of an output that nobody reads (logits beside a loss), without gathering or computing it.
+    sync_gradients: False leaves to each rank its part of every parameter's gradient, for others to sum (FSDP, DDP).
+    compile: False runs the graph as it is; "blocks" compiles blocks, equal ones once; a mapping goes to torch.compile.
     kernel: "dense" or "flash"; None chooses by device and dtype, and the report shows which.
     generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
-    validate: True tries every capture as `sp.check` does, on each rank by itself, before it first runs: a second
-        capture and some seconds, for a copy of the model on the CPU; ValidationError, on all ranks, if it is not exact.
+    validate: True tries every capture as `sp.check` does before it first runs; ValidationError if it is not exact.
+    memory_budget: the share of activations that a compiled step may keep for backward: 1.0 all that saves time, 0.0 as
+        few as it can.  The rest is recomputed; attention, and whatever else communicates, never is.
 
-    Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError,
+    Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
-    options = _options(strategy, _group_name(mesh), sequence_dim, inputs, outputs, compile, kernel)
-    options = replace(options, sync_gradients=sync_gradients, generator=generator, validate=validate)
+    bound, group = bind_mesh(_find(strategy), mesh)
+    options = _options(bound, group, sequence_dim, inputs, outputs, compile, kernel)
+    _check_budget(memory_budget, compile)
     _check_plain(model)
-    parallel = ParallelModule(model, options)
+    options = replace(options, machine=_machine(machine), memory_budget=memory_budget, sync_gradients=sync_gradients)
+    parallel = ParallelModule(model, replace(options, generator=generator, validate=validate))
     if example_args is not None or example_kwargs is not None:
         parallel.capture(example_args or (), example_kwargs or {})
     return parallel
@@ -77,17 +86,71 @@ def inspect(
     kwargs: Mapping[str, Any] | None = None,
     *,
     strategy: str = "striped",
-    world_size: int = 8,
+    world_size: int | tuple[int, int] = 8,
     sequence_dim: SequenceDim = 1,
     outputs: OutputForm = "global",
     kernel: str | None = None,
+    machine: Machine | str | None = None,
 ) -> Report:
-    """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group."""
+    """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group.
+
+    world_size: (outer, inner) for strategies of two axes."""
     _check_plain(model)
-    options = _options(strategy, "", sequence_dim, "global", outputs, False, kernel)
+    bound, shape = bind_size(_find(strategy), world_size)
+    options = _options(bound, "", sequence_dim, "global", outputs, False, kernel)
+    options = replace(options, machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
-    executable = build(model, request, request.lengths, options)
-    return Report(executable.program, world_size, request.lengths, executable.captured)
+    executable = build(model, request, request.lengths, options, shape)
+    return Report(executable.program, prod(shape), request.lengths, executable.captured, executable.estimates)
+
+
+def estimate(
+    model: ModelShape | nn.Module,
+    length: int,
+    world: int | tuple[int, int],
+    machine: Machine | str,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    sequence_dim: SequenceDim = 1,
+    outputs: OutputForm = "global",
+    causal: bool = True,
+    recompute: bool = False,
+    strategies: Sequence[str] | None = None,
+) -> Estimates:
+    """What one training step over `length` tokens would take on `world` ranks, for each strategy.
+
+        llama = sp.costs.ModelShape(layers=32, width=4096, heads=32, kv_heads=8, head_width=128,
+                                    mlp_width=14336, vocab_size=128256)
+        estimates = sp.estimate(llama, 1_048_576, 64, "h100")
+        print(estimates)  # a table, with reasons
+        estimates.best.strategy.name  # for sp.parallelize
+
+        sp.estimate(model, 1_048_576, 64, "h100", args=(ids,), kwargs={"labels": ids})  # any model, meta ones too
+
+    model: the sizes of a decoder, for one sequence, causal or not; or a model, which is captured as `parallelize` would
+        capture the call of args and kwargs, and weighed with its own masks, for a batch as the call has it.
+    world: how many ranks, or (outer, inner) for strategies of two axes.
+    length: of the first sequence of the call, whatever its length in args; others are as long as there.
+    machine: a name in `sp.costs.MACHINES`, or one of your own.
+    recompute: of sizes only: activations of a block, but those of attention, are computed again in backward.
+    strategies: names; None takes all that such a mesh can run.
+
+    Nothing is run and no process group is needed; a world of 4,096 takes no longer than one of 2.  The length is
+    rounded up until each rank has the same even number of tokens.  docs/costs.md says what the model leaves out.
+
+    Raises StrategyError for an unknown strategy or machine or a world without ranks, InputError for fewer tokens than
+    ranks and for arguments that do not fit, UnsupportedModelError for a model that cannot be captured."""
+    if isinstance(model, ModelShape):
+        return costs.estimate(model, length, world, machine, causal=causal, recompute=recompute, strategies=strategies)
+    if recompute or not causal:
+        raise InputError("causal and recompute are for a ModelShape", needed="a model's own masks, and all it keeps")
+    _check_plain(model)
+    options = replace(_options(None, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
+    request = Request.of(model, args, kwargs or {}, sequence_dim)
+    _, shape = bind_size(None, world)
+    known = None if strategies is None else bind_names(strategies, world)
+    return estimate_call(model, request, (length, *request.lengths[1:]), options, shape, known)
 
 
 def check(
@@ -95,7 +158,7 @@ def check(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    world_size: int = 4,
+    world_size: int | tuple[int, int] = 4,
     strategy: str = "striped",
     sequence_dim: SequenceDim = 1,
     lengths: Sequence[int] | None = None,
@@ -108,6 +171,7 @@ def check(
     the gradients of all parameters and of the inputs that require them (of the output named `loss`, and of all
     floating outputs, each element weighted at random), and what the call changes in buffers and inputs.
 
+    world_size: (outer, inner) for strategies of two axes.
     args, kwargs: an example; tried are inputs of its structure and of its elements, of other lengths.
     lengths: along the sequence; None takes one that divides over the ranks and one that does not.  Windows and chunks
         of a model are tried only at lengths beyond them.
@@ -116,10 +180,11 @@ def check(
     Raises UnsupportedModelError where the model is refused, InputError where there is nothing to try, and
     ValidationError where the transformed program fails.  Errors of a program that runs are in the report."""
     _check_plain(model)
-    if world_size < 1:
-        raise StrategyError(f"a world of {world_size} ranks", needed="at least one rank")
-    options = _options(strategy, "", sequence_dim, "global", "global", False, kernel)
-    return check_call(model, args, kwargs or {}, options, world_size, lengths=lengths, dtype=dtype)
+    if strategy == AUTO:
+        raise StrategyError("there is nothing to check of 'auto': it depends on length and machine", needed="a name")
+    bound, shape = bind_size(find_strategy(strategy), world_size)
+    options = _options(bound, "", sequence_dim, "global", "global", False, kernel)
+    return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
 
 
 def _check_plain(model: nn.Module) -> None:
@@ -128,7 +193,7 @@ def _check_plain(model: nn.Module) -> None:
 
 
 def _options(
-    strategy: str,
+    strategy: Strategy | None,
     group: str,
     sequence_dim: SequenceDim,
     inputs: str,
@@ -136,30 +201,39 @@ def _options(
     compiled: bool | str | Mapping[str, Any],
     kernel: str | None,
 ) -> Options:
-    forms = [inputs, *([outputs] if isinstance(outputs, str) else outputs.values())]
-    wrong = [form for form in forms if form not in ("global", "local")]
+    whole = [inputs, *([outputs] if isinstance(outputs, str) else ())]
+    named = () if isinstance(outputs, str) else outputs.values()
+    wrong = [form for form in whole if form not in ("global", "local")]
+    wrong += [form for form in named if form not in FORMS]
     if wrong:
-        raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed="'global' or 'local'")
+        more = ", and 'none' for an output by name" if named else ""
+        raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed=f"'global' or 'local'{more}")
     if isinstance(compiled, str) and compiled != BLOCKS:
         raise StrategyError(
             f"compile cannot be {compiled!r}", needed="True, False, 'blocks' or options of torch.compile"
         )
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
-    return Options(find_strategy(strategy), group, sequence_dim, inputs == "local", outputs, compiled, kernel)
+    return Options(strategy, group, sequence_dim, inputs == "local", outputs, compiled, kernel)
 
 
-def _group_name(mesh: object) -> str:
-    if mesh is None:
-        return dist.group.WORLD.group_name if dist.is_initialized() and dist.group.WORLD is not None else ""
-    if isinstance(mesh, DeviceMesh):
-        if mesh.ndim != 1:
-            raise StrategyError(
-                f"the mesh has {mesh.ndim} axes: {mesh.mesh_dim_names or tuple(mesh.shape)}",
-                needed="one axis, the one along which the sequence is spread",
-                remedy="pass one axis of it, as in mesh['sp']",
-            )
-        return mesh.get_group().group_name
-    if isinstance(mesh, dist.ProcessGroup):
-        return mesh.group_name
-    raise StrategyError(f"mesh is a {type(mesh).__name__}", needed="a DeviceMesh, a ProcessGroup or None")
+def _find(strategy: str) -> Strategy | None:
+    """None stands for a choice."""
+    return None if strategy == AUTO else find_strategy(strategy)
+
+
+def _machine(machine: Machine | str | None) -> Machine | None:
+    return None if machine is None else find_machine(machine)
+
+
+def _check_budget(budget: float, compiled: bool | str | Mapping[str, Any]) -> None:
+    if not 0 <= budget <= 1:
+        raise StrategyError(f"memory_budget is {budget}", needed="a share from 0.0 to 1.0")
+    settings = compiled if isinstance(compiled, Mapping) else {}
+    wrong = [word for word in ("mode", "backend") if settings.get(word) not in (None, "inductor", "default")]
+    if budget < 1 and (not compiled or wrong):
+        raise StrategyError(
+            f"memory_budget is {budget} with {'compile=False' if not compiled else f'a {wrong[0]} of your own'}",
+            needed="Inductor, which decides what is recomputed",
+            remedy="compile=True, or a mapping with options alone",
+        )

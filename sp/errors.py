@@ -3,7 +3,7 @@
 Every message says what was found, what was needed and what to do:
 
     sp.StrategyError: there is no strategy 'stripped'
-      needed: one of: allgather, ring, striped, ulysses, zigzag
+      needed: one of: allgather, double_ring, ring, striped, ulysses, usp, usp_zigzag, zigzag
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import sympy
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from sp.caches import closed, sharded_cache
+from sp.choice import choose, estimate_program
+from sp.costs import Estimates
 from sp.errors import InputError
 from sp.fsdp import Hooks, sharded_modules, stand_ins
 from sp.options import BLOCKS, Options
-from sp.passes import pipeline
+from sp.passes import distribution, preparation
 from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
 from sp.passes.manager import run_passes
@@ -25,7 +27,8 @@ from sp.passes.pieces import block_paths, cut
 from sp.pieces import assemble
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
-from sp.runtime.comm import seat_name
+from sp.runtime.world import find_world, seat_name
+from sp.strategy import STRATEGIES, Strategy
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the
 # turn may build several times in it, and run what is built (validation): nobody traces meanwhile.
@@ -35,6 +38,7 @@ TURN = threading.RLock()
 @dataclass
 class Executable:
     """captured, program: before and after the passes.  run: the bound graph, compiled if so asked.
+    estimates: what the strategy was chosen by, if it was.
     sync_gradients: whether backward sums them over the ranks.  calls: how often it ran.  agreed: whether all ranks were
     seen to hold the same program."""
 
@@ -46,6 +50,7 @@ class Executable:
     run: Callable[..., Any]
     lengths: Lengths
     sync_gradients: bool = True
+    estimates: Estimates | None = None
     calls: int = 0
     agreed: bool = False
     slots: list[Slot] = field(default_factory=list["Slot"])
@@ -105,27 +110,57 @@ class Slot:
             setattr(self.holder, self.attribute, current)
 
 
-def build(model: nn.Module, request: Request, lengths: Lengths, options: Options) -> Executable:
-    """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it."""
+def build(
+    model: nn.Module, request: Request, lengths: Lengths, options: Options, mesh: tuple[int, ...] | None = None
+) -> Executable:
+    """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it.
+
+    mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
     sharded = sharded_modules(model)
     with TURN, _as_parameters(model), stand_ins(model):
-        captured, outputs = capture(
-            model,
-            request.call,
-            request.tensors,
-            sequence_dim=options.sequence_dim,
-            strategy=options.strategy,
-            length=lengths[0] if options.local_inputs else None,
-            local_inputs=options.local_inputs,
-            past=request.past,
-        )
-        passes = pipeline(outputs=options.outputs, kernel=options.kernel, sync_gradients=options.sync_gradients)
-        program = run_passes(captured, passes)
+        captured, outputs = _captured(model, request, lengths, options)
+        prepared, estimates = run_passes(captured, preparation(options.outputs)), None
+        if options.strategy is None:
+            shape = find_world(options.group).shape if mesh is None else mesh
+            estimates = estimate_program(prepared, request.tensors, lengths, options, shape, model)
+            captured, prepared = (replace(each, strategy=choose(estimates)) for each in (captured, prepared))
+        sync = options.sync_gradients
+        passes = distribution(outputs=options.outputs, kernel=options.kernel, sync_gradients=sync)
+        program = run_passes(prepared, passes)
         _check_lengths(program, lengths, type(model).__name__)
+        outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})
         bound = bind(program, seat_name(options.group))
         run, slots = _runnable(bound, model, options, sharded)
-    sync = options.sync_gradients
-    return Executable(request.key, captured, program, outputs, bound, run, lengths, sync, slots=slots)
+    return Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
+
+
+def estimate_call(
+    model: nn.Module,
+    request: Request,
+    lengths: Lengths,
+    options: Options,
+    mesh: tuple[int, ...],
+    only: Sequence[Strategy] | None,
+) -> Estimates:
+    """What such a call over global `lengths` would take under each strategy, or some.  Nothing is transformed."""
+    with TURN, _as_parameters(model):
+        captured, _ = _captured(model, request, request.lengths, options)
+        prepared = run_passes(captured, preparation(options.outputs))
+        _check_lengths(prepared, lengths, type(model).__name__)
+        return estimate_program(prepared, request.tensors, lengths, options, mesh, model, only)
+
+
+def _captured(model: nn.Module, request: Request, lengths: Lengths, options: Options) -> tuple[Program, Outputs]:
+    return capture(
+        model,
+        request.call,
+        request.tensors,
+        sequence_dim=options.sequence_dim,
+        strategy=options.strategy or next(iter(STRATEGIES.values())),  # one to be replaced: no preparation reads it
+        length=lengths[0] if options.local_inputs else None,
+        local_inputs=options.local_inputs,
+        past=request.past,
+    )
 
 
 def _check_lengths(program: Program, lengths: Lengths, name: str) -> None:
@@ -160,16 +195,21 @@ def _runnable(
 ) -> tuple[Callable[..., Any], list[Slot]]:
     """What to call, and the parameters that it holds by itself."""
     if not sharded and options.compile != BLOCKS:
-        return _compiled(bound, options.compile) if options.compile else bound, _slots(bound, model)
+        return _compiled(bound, options), _slots(bound, model)
     parts = cut(bound, [path for path in sharded if path] if sharded else block_paths(bound.graph))
-    compiled = (lambda code: _compiled(code, options.compile)) if options.compile else (lambda code: code)
-    return assemble(parts, bound, model, compiled), []
+    return assemble(parts, bound, model, lambda code: _compiled(code, options)), []
 
 
-def _compiled(module: fx.GraphModule, settings: bool | str | Mapping[str, Any]) -> Callable[..., Any]:
+def _compiled(module: fx.GraphModule, options: Options) -> Callable[..., Any]:
     """One graph for all lengths; a caller's own settings come last."""
+    if not options.compile:
+        return module
     given: dict[str, Any] = {"dynamic": True, "fullgraph": True}
-    given.update(settings if isinstance(settings, Mapping) else {})
+    given.update(options.compile if isinstance(options.compile, Mapping) else {})
+    if options.memory_budget < 1:
+        from sp.passes.partition import Partition  # imports Inductor
+
+        given["options"] = {**given.get("options", {}), "custom_partitioner_fn": Partition(options.memory_budget)}
     return torch.compile(module, **given)
 
 

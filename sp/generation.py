@@ -17,7 +17,7 @@ from torch import nn
 
 from sp.errors import RankMismatchError, SpError
 from sp.runtime.agreement import Statement, checksum, exchange_statements
-from sp.runtime.comm import World
+from sp.runtime.world import World
 
 
 def generate(

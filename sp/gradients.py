@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sp.runtime.comm import World, all_reduce
+from sp.runtime.comm import all_reduce
+from sp.runtime.world import World
 
 MESSAGE_BYTES = 25 << 20  # as in DDP: what is packed together
 

@@ -38,8 +38,3 @@ def share_heads(heads: int, groups: int, world: int) -> tuple[HeadShare, ...]:
         needed = range(first, (mine.stop - 1) // each + 1 if mine else first)
         shares.append(HeadShare(mine, needed, tuple(head // each - first for head in mine)))
     return tuple(shares)
-
-
-def shares_overlap(shares: tuple[HeadShare, ...]) -> bool:
-    """Whether some key/value head is on several ranks."""
-    return sum(len(share.groups) for share in shares) > len({group for share in shares for group in share.groups})

@@ -6,27 +6,29 @@ import copy
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from typing import Any, Self
 
 import torch
 from torch import fx, nn
 
-from sp.errors import InputError, SpError, ValidationError
+from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
+from sp.fitting import check_length, global_length
 from sp.generation import generate
 from sp.gradients import summed_at_the_end
 from sp.layout import find_layout
 from sp.options import Options
 from sp.request import Lengths, Request
 from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed, exchange_statements
-from sp.runtime.comm import World, find_world
 from sp.runtime.shards import BoundLayout
+from sp.runtime.world import World, find_world
 from sp.show import Report
 from sp.validation import check_call
 
 # The contents of the inputs are compared on the first calls of each capture; everything else on every call.
 CONTENT_CHECKS = 3
-# With validate=True a capture is tried in a world of its own size, but of no more threads than these.
+# With validate=True a capture is tried in a world of its own size, but of no more threads than these, or 2 x 2.
 VALIDATION_RANKS = 4
 
 
@@ -48,8 +50,8 @@ class ParallelModule(nn.Module):
 
     @property
     def layout(self) -> BoundLayout:
-        """Which rank holds which token: `.shard`, `.unshard`, `.positions`."""
-        return BoundLayout(find_layout(self.options.strategy.layout), self.options.group)
+        """Which rank holds which token: `.shard`, `.unshard`, `.positions`.  SpError while `auto` has not chosen."""
+        return BoundLayout(find_layout(self.options.chosen.layout), self.options.group)
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -63,8 +65,8 @@ class ParallelModule(nn.Module):
 
     def report(self) -> Report:
         """What was rewritten, and why."""
-        latest = self._latest()
-        return Report(latest.program, find_world(self.options.group).size, latest.lengths, latest.captured)
+        latest, world = self._latest(), find_world(self.options.group).size
+        return Report(latest.program, world, latest.lengths, latest.captured, self.executables[0].estimates)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own forward.  Whatever does not fit is raised on all ranks before any data is exchanged."""
@@ -101,7 +103,7 @@ class ParallelModule(nn.Module):
             with summed_at_the_end(self.parameters(), find_world(before.group)):
                 yield
         finally:
-            self.__dict__["options"] = before
+            self.__dict__["options"] = replace(self.options, sync_gradients=True)  # a strategy may have been chosen
 
     def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Capture now, for calls like this one, without any communication.  Tensors are taken to be global."""
@@ -142,7 +144,7 @@ class ParallelModule(nn.Module):
         request, failure = None, None
         try:
             request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
-            self._check_length(request, world)
+            check_length(request, self.options, world)
             statement = self._statement(request)
         except SpError as error:
             failure, statement = error, Statement(error=str(error))
@@ -150,7 +152,7 @@ class ParallelModule(nn.Module):
         assert request is not None
         if not self.options.local_inputs or request.past is not None:
             return request, request.lengths
-        return request, (self._global_length([int(said.length) for said in statements]),)
+        return request, (global_length([int(said.length) for said in statements], self.options),)
 
     def _agree_on_program(self, world: World, request: Request, lengths: Lengths) -> Executable:
         """The executable for this call.  A new one is compared by hash: capture or passes may have failed elsewhere."""
@@ -189,44 +191,13 @@ class ParallelModule(nn.Module):
             length=str(request.lengths[0]),
         )
 
-    def _check_length(self, request: Request, world: World) -> None:
-        if request.past is not None:
-            self._check_caches(request, request.past, world)
-        shortest = min(request.lengths)
-        if not self.options.local_inputs and shortest < world.size:
-            raise InputError(
-                f"a sequence of {shortest} tokens cannot be spread over {world.size} ranks",
-                needed="at least one token for each rank",
-                remedy="use a longer sequence, or a smaller mesh",
-            )
-
-    def _check_caches(self, request: Request, past: int, world: World) -> None:
-        needed = find_layout(self.options.strategy.layout).local_length(past, world.rank, world.size)
-        pairs = zip(request.tensors, request.call.kept, strict=True)
-        found = next((x.shape[2] for x, kept in pairs if kept == "local" and x.shape[2] != needed), None)
-        if found is not None:
-            raise InputError(
-                f"a cache of {past} tokens holds {found} on rank {world.rank} of {world.size}",
-                needed=f"{needed}, as the {self.options.strategy.layout} layout deals them",
-                remedy="go on with a cache that this model has returned",
-            )
-
-    def _global_length(self, lengths: list[int]) -> int:
-        layout = find_layout(self.options.strategy.layout)
-        needed = [layout.local_length(sum(lengths), rank, len(lengths)) for rank in range(len(lengths))]
-        if lengths != needed:
-            raise InputError(
-                f"the ranks hold {lengths} tokens, {sum(lengths)} in all",
-                needed=f"{needed}, as the {layout.name} layout deals them",
-                remedy="cut the sequence with pmodel.layout.shard",
-            )
-        return sum(lengths)
-
     def _executable(self, request: Request, lengths: Lengths) -> Executable:
         for known in self.executables:
             if known.fits(request, lengths) and known.sync_gradients == self.options.sync_gradients:
                 return known
         made = build(self.model, request, lengths, self.options)
+        # What the first capture has chosen stays, whatever comes: callers hold shards and caches of that layout.
+        self.__dict__["options"] = replace(self.options, strategy=made.program.strategy)
         if self.options.validate and request.past is None:
             self._validate(request, lengths)
         self.executables.append(made)
@@ -235,8 +206,10 @@ class ParallelModule(nn.Module):
     def _validate(self, request: Request, lengths: Lengths) -> None:
         """Each rank by itself, in a world of its own threads: equal inputs, so that all pass or all raise."""
         args, kwargs = request.call.rebuild(request.tensors)
-        world = min(find_world(self.options.group).size, VALIDATION_RANKS)
-        report = check_call(self.model, args, kwargs, self.options, world, length=lengths[0])
+        shape = tuple(min(size, 2) for size in self.options.chosen.shape)
+        world = prod(shape) if shape else min(find_world(self.options.group).size, VALIDATION_RANKS)
+        options = replace(self.options, strategy=self.options.chosen.on(shape))
+        report = check_call(self.model, args, kwargs, options, world, length=lengths[0])
         if not report.exact:
             raise ValidationError(
                 f"the transformed {report.model} does not compute what the model computes\n{report}",

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from sp.costs import Machine
+from sp.errors import SpError
 from sp.passes.input_dims import SequenceDim
-from sp.passes.localize import OutputForm
+from sp.passes.output_forms import OutputForm
 from sp.strategy import Strategy
 
 BLOCKS = "blocks"  # compile block by block
@@ -17,13 +19,16 @@ BLOCKS = "blocks"  # compile block by block
 
 @dataclass(frozen=True)
 class Options:
-    """group: name of the process group whose ranks share the sequence; "" is a world of one.
+    """strategy: on the mesh at hand; None where the cost model chooses.
+    machine: what it estimates for; None goes by the model's device.
+    group: for `sp.runtime.world.find_world`, the ranks that share the sequence; "" is a world of one.
     compile: whether torch.compile runs the rewritten graph, or its options; BLOCKS for each block by itself.
     generator: what the seeds of dropout are drawn from; None is torch's own.
     sync_gradients: whether gradients of parameters are summed over the ranks in backward.
-    validate: whether every capture is tried beside the plain model before it runs."""
+    validate: whether every capture is tried beside the plain model before it runs.
+    memory_budget: the share of its activations that a compiled step may keep, see `sp.passes.partition`."""
 
-    strategy: Strategy
+    strategy: Strategy | None
     group: str = ""
     sequence_dim: SequenceDim = 1
     local_inputs: bool = False
@@ -33,3 +38,15 @@ class Options:
     generator: torch.Generator | None = None
     sync_gradients: bool = True
     validate: bool = False
+    memory_budget: float = 1.0
+    machine: Machine | None = None
+
+    @property
+    def chosen(self) -> Strategy:
+        """The strategy; SpError where it is still to be chosen."""
+        if self.strategy is None:
+            raise SpError(
+                "strategy='auto' has not been chosen yet: it depends on the first call",
+                remedy="call the model once, or pass example_args to parallelize",
+            )
+        return self.strategy

@@ -160,7 +160,8 @@ class Program:
     graph_module: takes the tensors of `inputs` and returns the tensors of `outputs`, flat; holds the model's own
         parameter objects.  placements: node name → placement, filled by `place`.
     sequences: one for each length among the inputs, the first one's first.  refused: node name → what a pass could not
-        prove of it; `place` adds its own and raises them all.
+        prove of it; `place` adds its own and raises them all.  found: what `place` has found out about the nodes of
+        this very graph, for `localize`; a copy of the graph has other nodes, and none of it.
     """
 
     graph_module: fx.GraphModule
@@ -173,6 +174,7 @@ class Program:
     insertions: tuple[Insertion, ...] = ()
     history: tuple[Note, ...] = ()
     refused: Mapping[str, Refusal] = field(default_factory=dict[str, Refusal])
+    found: object = field(default=None, compare=False, repr=False)
 
     @property
     def sequence(self) -> Sequence:
@@ -200,7 +202,7 @@ class Program:
         """The same program over a graph of its own; parameters stay shared."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
-        return replace(self, graph_module=fx.GraphModule(self.graph_module, graph))
+        return replace(self, graph_module=fx.GraphModule(self.graph_module, graph), found=None)
 
     def refuse(self, refused: Mapping[str, Refusal]) -> Program:
         return replace(self, refused={**self.refused, **refused})

@@ -143,12 +143,20 @@ def single(case: Case) -> tuple[list[list[float]], list[Tensor], list[Tensor]]:
     return losses, first, [parameter.detach() for parameter in model.parameters()]
 
 
-CASES = [
-    *(Case(shard, model) for shard in ("one call", "over dp", "hybrid", "root alone", "after") for model in MODELS),
-    Case("every part"),
+QUICK = [
+    Case("one call"),
+    Case("one call", "pooled"),
     Case("one call", compiled=True),
+    Case("over dp"),
+    Case("root alone", "pooled"),
+    Case("after", dp=1, sp=3),
+]
+SLOW = [
+    *(Case(shard, model) for shard in ("over dp", "hybrid", "root alone", "after") for model in MODELS),
+    Case("every part"),
     Case("one call", dp=1, sp=3),
 ]
+CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW if case not in QUICK)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import sp
 from sp.errors import InputError, RankMismatchError, SpError
-from sp.testing.ranks import ProcessWorld, run_ranks
+from sp.testing.ranks import ProcessWorld, run_mesh, run_ranks
 from tests.decoders import FAMILIES, decoder, left_padded, prompt
 
 NEW = 6
@@ -21,12 +21,13 @@ def generated(model: Any, world: int, strategy: str, **call: Any) -> list[tuple[
 
     models = [copy.deepcopy(model) for _ in range(world)]  # while one is traced, its parameters are not there
 
-    def rank(group: dist.ProcessGroup) -> tuple[Tensor, int]:
-        parallel = sp.parallelize(models[group.rank()], strategy, mesh=group, compile=False)
+    def rank(mesh: dist.ProcessGroup | sp.MeshGroups) -> tuple[Tensor, int]:
+        group = mesh.whole if isinstance(mesh, sp.MeshGroups) else mesh
+        parallel = sp.parallelize(models[group.rank()], strategy, mesh=mesh, compile=False)
         tokens = parallel.generate(max_new_tokens=NEW, **call)
         return tokens, len(parallel.executables)
 
-    return run_ranks(world, rank)
+    return run_mesh((2, world // 2), rank) if sp.STRATEGIES[strategy].axes else run_ranks(world, rank)
 
 
 def check(model: Any, world: int, strategy: str, graphs: int = 2, **call: Any) -> None:
@@ -50,6 +51,12 @@ def test_left_padded(family: str) -> None:
 @pytest.mark.parametrize(("world", "strategy"), [(1, "striped"), (3, "ring"), (3, "zigzag")])
 def test_other_worlds(world: int, strategy: str) -> None:
     check(decoder("Llama", torch.float32), world, strategy, **left_padded(prompt(8)), do_sample=False)
+
+
+@pytest.mark.parametrize("strategy", ["usp", "double_ring"])
+def test_two_axes(strategy: str) -> None:
+    """2 x 2: each rank's part of the cache is as the nested layout deals it."""
+    check(decoder("Llama"), 4, strategy, input_ids=prompt(9), do_sample=False)
 
 
 def test_beams() -> None:

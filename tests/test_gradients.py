@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sp
 from sp.gradients import sum_gradients
 from sp.models import Llama, LlamaConfig
-from sp.runtime.comm import find_world
+from sp.runtime.world import find_world
 from sp.testing import run_processes, run_ranks
 from sp.testing.compare import relative_error
 

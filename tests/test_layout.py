@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, cast
 
 import pytest
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from sp.layout import LAYOUTS, Layout, Run
+from sp.errors import StrategyError
+from sp.layout import LAYOUTS, Layout, Run, find_layout
 
 WORLDS = range(1, 17)
 
@@ -57,6 +58,65 @@ def test_local_range_is_the_local_indices_of_a_range(layout: Layout, world: int)
                 assert layout.local_range(length, rank, world, cut, length) == (below, len(held))
 
 
+WIDE = ["striped:2", "striped:3", "striped:64"]
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_wide_stripes(name: str, world: int) -> None:
+    """Every position once, evenly up to one; whole stripes in turn; the closed forms count what the runs hold."""
+    layout, block = find_layout(name), int(name.partition(":")[2])
+    around = [n * block * world + more for n in (1, 2) for more in (-1, 0, 1, world, block)]
+    for length in [1, world, *around]:
+        wrong = {*check_layout(layout, length, world)} - {"neither one nor two runs"}
+        assert not wrong, f"length {length}"
+        whole = length // (block * world) * block * world
+        for rank in range(world):
+            held = layout.positions(length, rank, world)
+            assert [p for p in held if p < whole] == [p for p in range(whole) if p // block % world == rank]
+            for cut in {
+                -1,
+                0,
+                1,
+                block - 1,
+                block + 1,
+                whole - 1,
+                whole,
+                whole + 1,
+                length // 2,
+                length - 1,
+                length + 1,
+            }:
+                below = sum(position < cut for position in held)
+                assert layout.local_range(length, rank, world, 0, cut) == (0, below)
+                assert layout.local_range(length, rank, world, cut, length) == (below, len(held))
+
+
+def test_wide_stripes_ask_nothing_about_a_torch_length() -> None:
+    length: Any = ShapeEnv().create_unbacked_symint()
+    layout = find_layout("striped:4")
+    for rank in range(3):
+        (first, last), local = layout.local_range(length, rank, 3, 0, length), layout.local_length(length, rank, 3)
+        for hint in (1, 11, 12, 13, 40):
+            expected = layout.local_length(hint, rank, 3)
+            assert [value_at(x, length, hint) for x in (first, last, local)] == [0, expected, expected]
+
+
+def test_stripes_of_one_token_are_striped() -> None:
+    assert find_layout("striped:1") is LAYOUTS["striped"]
+
+
+@pytest.mark.parametrize("name", ["striped:0", "striped:x", "striped:", "striped:-2", "striped:1.5"])
+def test_a_width_is_a_number(name: str) -> None:
+    with pytest.raises(StrategyError, match=rf"'{name}' names no width of stripes\n.*from 1 on.*\n.*striped:64"):
+        find_layout(name)
+
+
+def test_wide_stripes_are_not_cut_for_neighbours() -> None:
+    with pytest.raises(StrategyError, match="the stripes of striped:64 cannot be cut for 2 neighbours"):
+        find_layout("striped:64/2")
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_each_layout_is_what_its_name_says(world: int) -> None:
     for length in lengths(world):
@@ -86,6 +146,65 @@ def test_the_table_in_the_docs_holds() -> None:
         "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]],
     }
     assert all(layout.name == name for name, layout in LAYOUTS.items())
+    nested = {name: [find_layout(name).positions(12, r, 4) for r in range(4)] for name in ("striped/2", "zigzag/2")}
+    assert nested == {
+        "striped/2": [[0, 2, 4], [6, 8, 10], [1, 3, 5], [7, 9, 11]],
+        "zigzag/2": [[0, 1, 2], [9, 10, 11], [3, 4, 5], [6, 7, 8]],
+    }
+
+
+SHAPES = [(outer, inner) for outer in range(1, 9) for inner in range(1, 9) if outer * inner <= 8]
+
+
+@pytest.mark.parametrize("base", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_nested_layout_deals_every_position_once(base: str, shape: tuple[int, int]) -> None:
+    """And parts of neighbours, joined, are what one rank of the outer axis holds by the layout of that."""
+    (outer, inner), layout = shape, find_layout(f"{base}/{shape[1]}")
+    assert layout.nesting(outer * inner) == (LAYOUTS[base], inner)
+    for length in range(outer * inner, 41):
+        assert not [*check_layout(layout, length, outer * inner)], f"length {length}"
+        for rank in range(outer):
+            parts = [layout.positions(length, rank * inner + place, outer * inner) for place in range(inner)]
+            assert [*chain(*parts)] == LAYOUTS[base].positions(length, rank, outer)
+
+
+@pytest.mark.parametrize("base", LAYOUTS)
+def test_nested_local_ranges(base: str) -> None:
+    layout = find_layout(f"{base}/2")
+    for length in range(6, 23):
+        for rank in range(6):
+            held = layout.positions(length, rank, 6)
+            for cut in range(length + 1):
+                below = sum(position < cut for position in held)
+                assert layout.local_range(length, rank, 6, 0, cut) == (0, below)
+                assert layout.local_range(length, rank, 6, cut, length) == (below, len(held))
+
+
+@pytest.mark.parametrize("name", ["striped/2", "zigzag/2", "contiguous/2", "striped/3"])
+def test_nested_formulas_ask_nothing_about_a_torch_length(name: str) -> None:
+    """Neither how long a part is nor where the whole sequence lies in it adds a guard to a graph."""
+    layout, length = find_layout(name), cast("Any", ShapeEnv().create_unbacked_symint())
+    for rank in range(6):
+        first, last = layout.local_range(length, rank, 6, 0, length)
+        formulas = first, last, layout.local_length(length, rank, 6)
+        for hint in lengths(6):
+            local = layout.local_length(hint, rank, 6)
+            assert [value_at(formula, length, hint) for formula in formulas] == [0, local, local]
+
+
+def test_contiguous_parts_of_all_ranks_join() -> None:
+    """And of no other layout, but in groups of one."""
+    assert LAYOUTS["contiguous"].nesting(4) == (LAYOUTS["contiguous"], 4)
+    assert LAYOUTS["striped"].nesting(4) == (LAYOUTS["striped"], 1)
+
+
+def test_layouts_that_are_not_there() -> None:
+    for name in ("stripes", "striped/0", "striped/", "striped/two", "stripes/2", "/2"):
+        with pytest.raises(StrategyError, match=r"there is no layout(.|\n)*contiguous"):
+            find_layout(name)
+    with pytest.raises(AssertionError, match="5 ranks are no groups of 2"):
+        find_layout("striped/2").runs(8, 0, 5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

@@ -8,10 +8,11 @@ import torch
 import sp
 from sp.models import GPT, Encoder, EncoderConfig, GPTConfig, Llama, LlamaConfig
 from sp.testing.compare import errors_between, run_once, total_norm
-from sp.testing.ranks import run_ranks
+from sp.testing.ranks import run_mesh, run_ranks
 
 STRATEGIES = ("ring", "striped", "zigzag")
 OTHERS = ("allgather", "ulysses")
+TWO_AXES = ("usp", "usp_zigzag", "double_ring")
 MODELS = {
     "gpt": lambda: GPT(GPTConfig(vocab_size=61, max_length=64, layers=2, heads=2, width=16)),
     "llama": lambda: Llama(LlamaConfig(vocab_size=61, layers=2, heads=4, kv_heads=2, width=32)),
@@ -46,7 +47,8 @@ def compare(model, strategy, world, lengths, **options):
         assert len(parallel.executables) == 1, "another length needs no new capture"
         return [errors_between(run, reference) for run, reference in zip(runs, references, strict=True)]
 
-    return [errors for found in run_ranks(world, rank) for errors in found]
+    ranks = run_ranks(world, rank) if isinstance(world, int) else run_mesh(world, rank)
+    return [errors for found in ranks for errors in found]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,21 @@ def compare(model, strategy, world, lengths, **options):
 def test_model_is_exact_in_fp64(name, strategy):
     """Worlds of 2 and 4 are real processes, in test_processes.py."""
     for errors in compare(make(name), strategy, world=3, lengths=(12, 17, 4)):
+        assert errors.within(1e-11), errors
+
+
+@pytest.mark.parametrize("strategy", TWO_AXES)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("llama", (2, 2)),
+        ("encoder", (2, 3)),
+        *(pytest.param(name, (3, 2), marks=pytest.mark.slow) for name in ("gpt", "llama repeat_kv")),
+    ],
+)
+def test_model_on_two_axes_is_exact_in_fp64(name, shape, strategy):
+    """2 or 4 heads, 1 or 2 of keys, which do not divide."""
+    for errors in compare(make(name), strategy, shape, lengths=(12, 17, 6)):
         assert errors.within(1e-11), errors
 
 

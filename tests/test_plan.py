@@ -16,7 +16,7 @@ import pytest
 
 from sp.layout import LAYOUTS, Layout, Run
 from sp.mask import CAUSAL, FULL, Band
-from sp.plan import Plan, Step, Tile, make_plan
+from sp.plan import Plan, Step, Tile, count_steps, make_plan
 
 MASKS = [
     *(FULL, CAUSAL, Band(0, 0), Band(3, 0), Band(2, 3)),
@@ -125,6 +125,38 @@ def test_tiles_are_the_mask(layout: str, world: int) -> None:
     for mask, length in product(MASKS, lengths(world)):
         for plan in plans(layout, mask, length, world):
             assert not [*check_plan(plan)], plan
+
+
+@pytest.mark.parametrize("layout", ["striped:2", "striped:3", "striped:4"])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_tiles_of_wide_stripes_are_the_mask(layout: str, world: int) -> None:
+    """Whole rounds and what is left of one; bands narrower and wider than a stripe, beside the diagonal too."""
+    block = int(layout[-1])
+    around = [n * block * world + more for n in (1, 5) for more in (-1, 0, 1, world + 1)]
+    for mask, length in product([*MASKS, Band(7, 0), Band(20, 0), Band(10, 10)], [1, 2, *around]):
+        for plan in plans(layout, mask, length, world):
+            assert not [*check_plan(plan)], plan
+
+
+def test_wide_stripes_of_a_causal_mask() -> None:
+    """Own keys are one tile; of others each step has as many tiles as stripes, most of the work in a few."""
+    for plan in plans("striped:64", CAUSAL, 64 * 4 * 32, 4):
+        own, *others = plan.steps
+        assert own.tiles == (Tile(0, 2048, 0, 2048, upper=0),)
+        for step in others:
+            assert len(step.tiles) == (32 if step.source < plan.rank else 31)
+            areas = [tile.area for tile in step.tiles]
+            assert areas == sorted(areas, reverse=True)
+            assert sum(areas[:3]) >= 0.72 * sum(areas)
+    areas = [plan.area for plan in plans("striped:64", CAUSAL, 64 * 4 * 32, 4)]
+    assert max(areas) / min(areas) < 1.05, "balanced up to a stripe"
+
+
+def test_many_stripes_are_planned_quickly() -> None:
+    """A million tokens on 8 ranks: 2,048 stripes each, in time of their number and not of its square."""
+    plan = make_plan("striped:64", CAUSAL, 2**20, 8, 5)
+    assert [len(step.tiles) for step in plan.steps] == [1, *[2048] * 5, 2047, 2047]
+    assert count_steps(plan) == 8
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 import sp
 from sp.models import GPT, Encoder, EncoderConfig, GPTConfig, Llama, LlamaConfig
 from sp.testing.compare import errors_between, run_once
 
 STRATEGIES = ("ring", "striped", "zigzag")
+TWO_AXES = ("usp", "usp_zigzag", "double_ring")  # on a mesh of 2 x 2
 
 
 def build(name):
@@ -55,7 +57,9 @@ def step(model):
 def compare_strategy(name, strategy, lengths, compiled=False):
     """On every rank: the errors of one call per length, and of the parameters after a step."""
     plain = build(name)
-    parallel = sp.parallelize(copy.deepcopy(plain), strategy, compile=compiled)
+    axes = sp.STRATEGIES[strategy].axes
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=axes) if axes else None
+    parallel = sp.parallelize(copy.deepcopy(plain), strategy, mesh=mesh, compile=compiled)
     found = []
     for length in lengths:
         ids, labels = batch(length)
@@ -82,6 +86,22 @@ def test_two_processes(world2, name, strategy):
 @pytest.mark.parametrize("name", ["gpt", "llama", "encoder"])
 def test_four_processes(world4, name, strategy):
     check(world4, name, strategy, 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        *(("llama", strategy) for strategy in TWO_AXES),
+        *(pytest.param(n, s, marks=pytest.mark.slow) for n in ("gpt", "encoder") for s in TWO_AXES),
+    ],
+)
+def test_four_processes_on_two_axes(world4, name, strategy):
+    check(world4, name, strategy, 1e-11)
+
+
+@pytest.mark.parametrize("strategy", ["usp", "double_ring"])
+def test_compiled_on_two_axes(world4, strategy):
+    check(world4, "llama", strategy, 1e-11, compiled=True)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from sp.costs.machine import Machine, find_machine
 from sp.costs.phase import Job, Phase
-from sp.costs.reasons import reasons
+from sp.costs.reasons import Priced, reasons
 from sp.costs.shape import ModelShape
 from sp.costs.table import estimates_table
 from sp.costs.transports import TRANSPORTS
+from sp.costs.workload import Attending, Workload
 from sp.errors import InputError, StrategyError
-from sp.mask import CAUSAL, FULL
-from sp.strategy import STRATEGIES, Strategy, find_strategy
+from sp.strategy import STRATEGIES, Strategy, bind_names, bind_size, candidates
+
+_NOTHING = Phase(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One strategy: one training step of one sequence, as the slowest rank sees it.
+    """One strategy: one training step, as the slowest rank sees it.
 
-    forward, backward: attention.  dense: seconds of everything else that is computed.  memory: bytes of one rank, for
-    activations, buffers, parameters and their gradients.  fits: whether the machine has so many.
-    why: where the time goes that an even share at full speed would not take."""
+    forward, backward: attention.  outputs: gathering those that are asked for whole.  dense: seconds of everything else
+    that is computed.  memory: bytes of one rank, for activations, buffers, parameters and their gradients.
+    fits: whether the machine has so many.  why: where the time goes that an even share at full speed would not take."""
 
     strategy: Strategy
     forward: Phase
     backward: Phase
+    outputs: Phase
     dense: float
     memory: float
     fits: bool
@@ -35,32 +39,42 @@ class Estimate:
     @property
     def seconds(self) -> float:
         """Of the whole step."""
-        return self.forward.seconds + self.backward.seconds + self.dense
+        return self._phases.seconds + self.dense
 
     @property
     def exposed(self) -> float:
         """Seconds in which nothing is computed."""
-        return self.forward.exposed + self.backward.exposed
+        return self._phases.exposed
 
     @property
     def sent(self) -> float:
         """Bytes that one rank sends."""
-        return self.forward.sent + self.backward.sent
+        return self._phases.sent
+
+    @property
+    def _phases(self) -> Phase:
+        return self.forward + self.backward + self.outputs
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What `estimate` found; `print(estimates)` shows it as a table, the fastest strategy first."""
+    """What `estimate` found; `print(estimates)` shows it as a table, the fastest strategy first.
 
-    shape: ModelShape
+    refused: of the strategies that this world cannot run, the name and the reason."""
+
+    workload: Workload
     machine: Machine
-    length: int
     world: int
     found: tuple[Estimate, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def length(self) -> int:
+        return self.workload.length
 
     @property
     def best(self) -> Estimate:
-        """The fastest that fits into memory, or of all where none does."""
+        """The fastest that fits into memory, or of all where none does; of equals the first in `sp.STRATEGIES`."""
         return min(self.found, key=lambda each: (not each.fits, each.seconds))
 
     def __getitem__(self, strategy: str) -> Estimate:
@@ -78,47 +92,71 @@ class Estimates:
 def estimate(
     shape: ModelShape,
     length: int,
-    world: int,
+    world: int | tuple[int, int],
     machine: Machine | str,
     *,
     causal: bool = True,
     recompute: bool = False,
     strategies: Sequence[str] | None = None,
 ) -> Estimates:
-    """What one training step on one sequence of `length` tokens would take on `world` ranks, for each strategy.
-
-        llama = sp.costs.ModelShape(layers=32, width=4096, heads=32, kv_heads=8, head_width=128,
-                                    mlp_width=14336, vocab_size=128256)
-        estimates = sp.estimate(llama, 1_048_576, 64, "h100")
-        print(estimates)  # a table, with reasons
-        estimates.best.strategy.name  # for sp.parallelize
-
-    machine: a name in `sp.costs.MACHINES`, or one of your own.
-    recompute: activations of a block, but those of attention, are computed again in backward.
-    strategies: names; None takes all of `sp.STRATEGIES`.
-
-    Nothing is run and no process group is needed; a world of 4,096 takes no longer than one of 2.  The length is
-    rounded up until each rank has the same even number of tokens.  docs/costs.md says what the model leaves out.
-
-    Raises StrategyError for an unknown strategy or machine or a world without ranks, InputError for fewer tokens than
-    ranks."""
-    machine = find_machine(machine)
-    if world < 1:
-        raise StrategyError(f"a world of {world} ranks", needed="at least one rank")
-    if length < world:
-        raise InputError(f"{length} tokens for {world} ranks", needed="at least one token for each rank")
-    job = Job(shape, machine, 2 * -(-length // (2 * world)), world)
-    known = [find_strategy(name) for name in strategies or STRATEGIES]
-    return Estimates(shape, machine, length, world, tuple(_estimate(job, each, causal, recompute) for each in known))
+    """The estimates of a model that is known by its sizes; see `sp.estimate`."""
+    _, mesh = bind_size(None, world)
+    only = None if strategies is None else bind_names(strategies, world)
+    work = shape.workload(length, causal=causal, recompute=recompute)
+    return estimate_workload(work, mesh, find_machine(machine), only)
 
 
-def _estimate(job: Job, strategy: Strategy, causal: bool, recompute: bool) -> Estimate:
-    assert strategy.transport in TRANSPORTS, f"the cost model has no line for the transport {strategy.transport!r}"
-    shape, machine = job.shape, job.machine
-    attention = TRANSPORTS[strategy.transport](job, strategy.layout, CAUSAL if causal else FULL)
-    forward, backward = attention.forward * shape.layers, attention.backward * shape.layers
-    dense = (4 if recompute else 3) * job.local * shape.dense_flops / machine.matmul_flops
-    activations = job.local * shape.activation_bytes(recompute)
-    memory = activations + attention.buffers + 2 * shape.parameters * shape.item_bytes
-    why = reasons(job, attention, dense)
-    return Estimate(strategy, forward, backward, dense, memory, memory <= machine.memory, why)
+def estimate_workload(
+    workload: Workload, mesh: tuple[int, ...], machine: Machine, only: Sequence[Strategy] | None = None
+) -> Estimates:
+    """Each strategy that a mesh of this shape can run, in the order of the table, or some alone, bound to the mesh.
+
+    Raises InputError for fewer tokens than ranks."""
+    world = prod(mesh)
+    if workload.length < world:
+        raise InputError(f"{workload.length} tokens for {world} ranks", needed="at least one token for each rank")
+    refused = [] if only is not None else [(each.name, _refusal(each, mesh)) for each in STRATEGIES.values()]
+    known = candidates(mesh) if only is None else only
+    found = tuple(_estimate(workload, world, machine, each) for each in known if each.transport in TRANSPORTS)
+    return Estimates(workload, machine, world, found, tuple(each for each in refused if each[1]))
+
+
+def _refusal(strategy: Strategy, mesh: tuple[int, ...]) -> str:
+    """Why it is not estimated; empty where it is."""
+    if not strategy.takes(len(mesh)):
+        return f"takes a mesh of {'two axes' if strategy.axes else 'one axis'}"
+    return "" if strategy.transport in TRANSPORTS else f"the cost model does not know {strategy.transport!r}"
+
+
+def _estimate(work: Workload, world: int, machine: Machine, strategy: Strategy) -> Estimate:
+    local = _share(work.length, world)
+    priced = [_price(each, world, machine, strategy) for each in work.attentions]
+    forward = sum((each.attention.forward * each.count for each in priced), _NOTHING)
+    backward = sum((each.attention.backward * each.count for each in priced), _NOTHING) if work.trains else _NOTHING
+    outputs = _gathered(local * work.output_bytes, world, machine)
+    dense = (local * work.token_flops + work.shared_flops) * (work.repeats if work.trains else 1) / machine.matmul_flops
+    buffers = max((each.attention.buffers * each.batch for each in priced), default=0.0)
+    kept = sum(each.attention.kept * each.count for each in priced) if work.trains else 0.0
+    memory = local * work.token_bytes + work.shared_bytes + kept + buffers + work.state_bytes
+    why = reasons(priced, outputs, dense, work.trains)
+    return Estimate(strategy, forward, backward, outputs, dense, memory, memory <= machine.memory, why)
+
+
+def _share(total: int, world: int) -> int:
+    """Tokens of one rank, an even number: `total` is rounded up until all have as many."""
+    return 2 * -(-total // (2 * world))
+
+
+def _price(each: Attending, world: int, machine: Machine, strategy: Strategy) -> Priced:
+    """A batch is so many attentions that share their messages: each of them pays a part of the latency."""
+    part = machine.with_latency_of(1 / each.batch)
+    local, keys = each.queries if each.shared else _share(each.queries, world), _share(each.keys, world)
+    transport = TRANSPORTS["merge" if each.shared else strategy.transport]
+    job = Job(each.shape, part, local, world, keys, strategy.shape[-1] if strategy.shape else world)
+    return Priced(job, transport(job, strategy.layout, each.mask), each.batch, each.count * each.batch)
+
+
+def _gathered(bytes_: float, world: int, machine: Machine) -> Phase:
+    """Outputs that all ranks get whole; nothing hides it."""
+    hops = world - 1
+    return Phase(0.0, 0.0, hops * machine.hop(bytes_, world) if hops and bytes_ else 0.0, hops * bytes_)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from sp.errors import StrategyError
 
@@ -35,6 +36,12 @@ class Machine:
     node_latency: float
     merge_passes: float = 1.0
 
+    def with_latency_of(self, part: float) -> Machine:
+        """The same machine, on which a message takes that part of the latency."""
+        if part == 1:
+            return self
+        return replace(self, link_latency=part * self.link_latency, node_latency=part * self.node_latency)
+
     def hop(self, sent: float, world: int) -> float:
         """Seconds until every rank has the `sent` bytes of its neighbour.  The slowest link decides."""
         if world <= self.ranks_per_node:
@@ -54,16 +61,20 @@ class Machine:
 
 # What large products and FlashAttention (2 on A100 and H800, 3 on H100) reach, four fifths of what data sheets say of
 # memory and links.  banded: 0.9 on every GPU, chosen by hand with the figures in view that docs/costs.md compares.
-# CPU: one thread of the machine of README's table.
+# CPU: one thread of the machine of README's table; of memory, which ranks share, no limit is known.
 MACHINES = {
     machine.name: machine
     for machine in (
         Machine("a100", 240e12, 220e12, (128, 128), 0.9, 80e9, 1.6e12, 8, 240e9, 5e-6, 22e9, 15e-6),
         Machine("h100", 650e12, 610e12, (128, 128), 0.9, 80e9, 2.7e12, 8, 360e9, 5e-6, 45e9, 15e-6),
         Machine("h800", 650e12, 400e12, (128, 128), 0.9, 80e9, 2.7e12, 8, 160e9, 5e-6, 45e9, 15e-6),
-        Machine("cpu", 100e9, 88e9, (512, 512), 1.0, 8e9, 8e9, 2, 1.5e9, 1e-4, 1.2e9, 2e-4),
+        Machine("h200", 650e12, 610e12, (128, 128), 0.9, 141e9, 3.8e12, 8, 360e9, 5e-6, 45e9, 15e-6),
+        Machine("cpu", 100e9, 88e9, (512, 512), 1.0, math.inf, 8e9, 2, 1.5e9, 1e-4, 1.2e9, 2e-4),
     )
 }
+
+
+_ASSUMED = "h100"
 
 
 def find_machine(machine: Machine | str) -> Machine:
@@ -78,3 +89,13 @@ def find_machine(machine: Machine | str) -> Machine:
             remedy="describe yours as an sp.costs.Machine",
         )
     return MACHINES[machine]
+
+
+def machine_of(device: str, chip: str = "") -> Machine:
+    """The machine of a device type, as `cpu` and `cuda`, and a chip's name; where neither says, one that says so."""
+    if device == "cpu":
+        return MACHINES["cpu"]
+    for name, machine in MACHINES.items():
+        if name in chip.lower():
+            return machine
+    return replace(MACHINES[_ASSUMED], name=f"{_ASSUMED} (assumed: of {chip or device} nothing is known)")

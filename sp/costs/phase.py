@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sp.costs.machine import Machine
-from sp.costs.shape import ModelShape
 from sp.costs.work import Work
+from sp.costs.workload import AttentionShape
+from sp.traffic import KEYS, Widths, hop_bytes, travellers
 
 BACKWARD = 2.5  # products of matrices in backward for one in forward: five and two
 
@@ -27,28 +28,53 @@ class Phase:
     def seconds(self) -> float:
         return self.compute + self.merge + self.exposed
 
+    def __add__(self, other: Phase) -> Phase:
+        return Phase(
+            self.compute + other.compute,
+            self.merge + other.merge,
+            self.exposed + other.exposed,
+            self.sent + other.sent,
+        )
+
     def __mul__(self, times: int) -> Phase:
         return Phase(self.compute * times, self.merge * times, self.exposed * times, self.sent * times)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One layer's attention on one rank.  local: its tokens."""
+    """One layer's attention on one rank, of one sequence.  local, keys: how many queries and keys it has.
+    inner: how many ranks are neighbours along the inner of two axes; all of them where there is one axis."""
 
-    shape: ModelShape
+    shape: AttentionShape
     machine: Machine
     local: int
     world: int
+    keys: int
+    inner: int
 
     @property
     def kv_bytes(self) -> int:
         """Keys and values of one rank."""
-        return self.local * self.shape.kv_width * self.shape.item_bytes
+        return self.keys * self.shape.kv_width * self.shape.item_bytes
 
     @property
     def gradient_bytes(self) -> int:
         """Their gradients, as sums."""
-        return self.local * self.shape.kv_width * self.shape.sum_bytes
+        return self.keys * self.shape.kv_width * self.shape.sum_bytes
+
+    def hop(self, backward: bool) -> tuple[int, int]:
+        """What goes from rank to rank in a ring, there and back, one step behind: keys and values, or queries where
+        that is less."""
+        shape = self.shape
+        widths = Widths(shape.heads, shape.kv_heads, shape.head_width, shape.value_width, shape.item_bytes)
+        what = travellers(self.local, self.keys, widths, backward)
+        there, back = hop_bytes(what, widths, backward)
+        tokens = self.keys if what == KEYS else self.local
+        return tokens * there, tokens * back
+
+    def seconds(self, work: Work, backward: bool) -> float:
+        """Of a step."""
+        return self.compute(work, backward) + self.merge(work, backward)
 
     def compute(self, work: Work, backward: bool) -> float:
         return work.cost * self.shape.pair_flops * (BACKWARD if backward else 1) / self.machine.attention_flops
@@ -57,7 +83,8 @@ class Job:
         """Reading a part and the sum, writing the sum: outputs in forward, gradients of q, k and v in backward."""
         if self.world == 1:
             return 0.0
-        numbers = work.queries * self.shape.heads * self.shape.head_width
+        width = self.shape.head_width if backward else self.shape.value_width
+        numbers = work.queries * self.shape.heads * width
         numbers += work.keys * self.shape.kv_width if backward else 0
         passes = 1 if backward else self.machine.merge_passes
         moved = numbers * (self.shape.item_bytes + 2 * self.shape.sum_bytes)

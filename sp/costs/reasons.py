@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from sp.costs.phase import BACKWARD, Job
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sp.costs.phase import BACKWARD, Job, Phase
 from sp.costs.transports import Attention
 
 _LEAST = 0.005  # of the step: smaller losses are not worth a word
 
 
-def reasons(job: Job, attention: Attention, dense: float) -> str:
+@dataclass(frozen=True)
+class Priced:
+    """Attentions that are alike.  attention: one of one sequence.  batch: sequences of one layer.  count: of all."""
+
+    job: Job
+    attention: Attention
+    batch: int
+    count: int
+
+    def seconds(self, pairs: float) -> float:
+        """That many pairs of one head at the kernel's full speed, forward, in all attentions."""
+        return self.count * pairs * self.job.shape.pair_flops / self.job.machine.attention_flops
+
+
+def reasons(priced: Sequence[Priced], outputs: Phase, dense: float, trains: bool) -> str:
     """`work of the busiest rank 1.88 × the mean +41 %, kernel tiles +2 %`: shares of the whole step.
 
-    attention: of one layer.  dense: of all."""
-    shape, both = job.shape, (attention.forward, attention.backward)
-    step = dense + shape.layers * sum(phase.seconds for phase in both)
-    pair = shape.pair_flops * (1 + BACKWARD) / job.machine.attention_flops
-    uneven = attention.critical / attention.even
-    losses = [
-        (f"work of the busiest rank {uneven:.2f} × the mean", (attention.critical - attention.even) * pair),
-        ("kernel tiles and bands", sum(phase.compute for phase in both) - attention.critical * pair),
-        ("merging", sum(phase.merge for phase in both)),
-        ("waiting for transfers", sum(phase.exposed for phase in both)),
+    dense: seconds of everything but attention."""
+    ways = 1 + BACKWARD if trains else 1
+    phases = [
+        phase * each.count
+        for each in priced
+        for phase in (each.attention.forward, each.attention.backward)[: 2 if trains else 1]
     ]
-    shares = [(word, shape.layers * seconds / step) for word, seconds in losses]
+    critical = sum(each.seconds(each.attention.critical) for each in priced) * ways
+    even = sum(each.seconds(each.attention.even) for each in priced) * ways
+    losses = [
+        (f"work of the busiest rank {critical / even if even else 1:.2f} × the mean", critical - even),
+        ("kernel tiles and bands", sum(phase.compute for phase in phases) - critical),
+        ("merging", sum(phase.merge for phase in phases)),
+        ("waiting for transfers", sum(phase.exposed for phase in phases)),
+        ("gathering outputs", outputs.seconds),
+    ]
+    step = dense + outputs.seconds + sum(phase.seconds for phase in phases)
+    shares = [(word, seconds / step) for word, seconds in losses if step]
     worst = sorted((each for each in shares if each[1] >= _LEAST), key=lambda each: -each[1])
     return ", ".join(f"{word} +{share:.0%}".replace("%", " %") for word, share in worst) or "nothing lost"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from sp.costs.workload import Attending, AttentionShape, Workload
 from sp.errors import InputError
+from sp.mask import CAUSAL, FULL
 
 
 @dataclass(frozen=True)
@@ -69,19 +71,23 @@ class ModelShape:
         return 2 * (self.block_parameters + self.vocab_size * self.width)
 
     @property
-    def pair_flops(self) -> int:
-        """Of one pair of query and key, all heads of one layer, forward: q·k and p·v.  Backward: 2.5 times as many."""
-        return 4 * self.heads * self.head_width
+    def attention(self) -> AttentionShape:
+        """Of one layer."""
+        return AttentionShape(self.heads, self.kv_heads, self.head_width, self.head_width, self.item_bytes)
 
-    @property
-    def sum_bytes(self) -> int:
-        """Of one number of a sum over tiles."""
-        return max(self.item_bytes, 4)
-
-    @property
-    def kv_width(self) -> int:
-        """Numbers of keys and values of one token in one layer."""
-        return 2 * self.kv_heads * self.head_width
+    def workload(self, length: int, *, causal: bool = True, recompute: bool = False) -> Workload:
+        """One training step on one sequence; see `sp.estimate`."""
+        attending = Attending(self.attention, CAUSAL if causal else FULL, length, length, self.layers)
+        size = f"{self.layers} layers of width {self.width:,}, {self.parameters / 1e9:.1f} billion parameters"
+        return Workload(
+            size,
+            length,
+            (attending,),
+            token_flops=self.dense_flops,
+            token_bytes=self.activation_bytes(recompute),
+            state_bytes=2 * self.parameters * self.item_bytes,
+            repeats=4 if recompute else 3,
+        )
 
     def activation_bytes(self, recompute: bool = False) -> int:
         """What backward needs of one token, all layers; logits and their log-softmax too.
@@ -89,10 +95,11 @@ class ModelShape:
         A block keeps the inputs of its two norms and what these return, q, k, v, the attention's output and the log of
         its sums, gate, up, the activation of gate and its product with up.  recompute: its input and what attention
         keeps; the rest is there for one block at a time."""
-        heads = 2 * self.heads * self.head_width + self.kv_width
-        kept = self.item_bytes * (self.width + heads) + self.sum_bytes * self.heads
+        attention = self.attention
+        heads = 2 * self.heads * self.head_width + attention.kv_width
+        kept = self.item_bytes * (self.width + heads) + attention.sum_bytes * self.heads
         rest = self.item_bytes * (3 * self.width + 4 * self.mlp_width)
-        logits = self.vocab_size * (self.item_bytes + self.sum_bytes)
+        logits = self.vocab_size * (self.item_bytes + attention.sum_bytes)
         return self.layers * kept + (1 if recompute else self.layers) * rest + logits
 
 

@@ -84,7 +84,9 @@ def with_nan_rows(output: fx.Node, program: Program) -> None:
     """softmax of nothing but -inf is nan, where `sp::attention` gives 0.  Gradients are those of the other queries."""
     call, following = cast(fx.Node, output.args[0]), output.next
     with program.graph.inserting_before(following):
-        totals = program.graph.call_function(operator.getitem, (call, 1))
+        kept = program.graph.call_function(operator.getitem, (call, 1))
+        totals = program.graph.call_function(operator.getitem, (kept, -1))
+    kept.meta = {**output.meta, "val": [call.meta["val"][1]]}
     totals.meta = {**output.meta, "val": call.meta["val"][1]}
     build = Builder(following, program, output.meta)
     hidden = build(aten.unsqueeze.default, build(aten.eq.Scalar, totals, -math.inf), -1)

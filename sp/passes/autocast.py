@@ -52,7 +52,6 @@ class Autocast:
         caster = _Caster({}, {})
         nodes = [node for node in program.graph.nodes if _may_cast(node)]
         refused = {node.name: why for node in nodes if (why := caster.visit(node)) is not None}
-        program.graph_module.recompile()
         return program.refuse(refused).note(self.name, f"{caster.count} casts of autocast written out")
 
     def check(self, program: Program) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -95,6 +95,17 @@ class Outputs:
         pairs = zip(self._parts(output, len(paths)), paths, strict=True)
         self.kept = [name for name, (_, leaf) in pairs if isinstance(leaf, torch.Tensor)]
         return tuple(leaf for _, leaf in paths if isinstance(leaf, torch.Tensor))
+
+    def without(self, dropped: Set[str]) -> Outputs:
+        """The same with None in place of the tensors of these names."""
+        if not dropped:
+            return self
+        names = iter(self.names)
+        constants = [
+            (None,) if constant is None and next(names) in dropped else constant for constant in self.constants
+        ]
+        pairs = [(name, kept) for name, kept in zip(self.names, self.kept, strict=True) if name not in dropped]
+        return Outputs(self.spec, constants, [name for name, _ in pairs], [kept for _, kept in pairs])
 
     def _parts(self, output: object, count: int) -> list[str]:
         try:

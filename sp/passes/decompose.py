@@ -70,7 +70,6 @@ class Decompose:
                 changed.append(node.name)
                 program = _narrowed(program, builder)
         program.graph.eliminate_dead_code()
-        program.graph_module.recompile()
         text = f"looks at the whole sequence made slices, sums and maxima: {', '.join(changed) or 'none'}"
         return program.refuse(refused).note(self.name, text)
 

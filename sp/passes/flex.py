@@ -53,7 +53,6 @@ class Flex:
                 _forget_blocks(node)  # no other pass can read what vmap leaves in a graph
         if nodes:
             program.graph.eliminate_dead_code()
-            program.graph_module.recompile()
         _refuse_vmap(program)
         count = len(nodes) - len(refused)
         text = f"{count} flex_attention{'' if count == 1 else 's'} written out" if nodes else "no flex_attention"

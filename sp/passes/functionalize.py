@@ -50,7 +50,6 @@ class Functionalize:
         for node in reversed(changes):
             if node.name not in rewriter.refused:
                 program.graph.erase_node(node)
-        program.graph_module.recompile()
         text = f"{len(changes) - len(rewriter.refused)} changes in place made new values"
         return program.refuse(rewriter.refused).note(self.name, text)
 

@@ -14,7 +14,6 @@ varying).  No rank appears: all ranks hold this same graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -23,11 +22,11 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from sp.errors import StrategyError
 from sp.passes.attention import AXIS
 from sp.passes.fxtools import op_name
 from sp.passes.local_graph import LocalGraph
 from sp.passes.lowering import LOWERINGS, moved
+from sp.passes.output_forms import OutputForm, form_of
 from sp.passes.place import find_placements
 from sp.passes.placements import Placements
 from sp.passes.rule_table import passes_through
@@ -35,7 +34,6 @@ from sp.passes.rules import Ruling
 from sp.program import Partial, Placement, Port, Program, Replicated, Sharded
 from sp.runtime import ops
 
-OutputForm = str | Mapping[str, str]
 _VIEWS = frozenset({"aten.view", "aten._unsafe_view"})
 
 
@@ -47,25 +45,30 @@ class Localize:
     name: str = "localize"
 
     def run(self, program: Program) -> Program:
-        found, refusals = find_placements(program)
-        assert not refusals.listed, "place has refused nothing"
-        localizer = _Localizer(program, found)
+        localizer = _Localizer(program, _found(program))
         ports = localizer.build(self.outputs)
         module = fx.GraphModule(program.graph_module, localizer.out.graph)
         module.graph.eliminate_dead_code()
-        module.recompile()
         alive = {node.name for node in module.graph.nodes}
         inserted = tuple(insertion for name, insertion in localizer.out.insertions.items() if name in alive)
         placed = {node.name: node.meta["placement"] for node in module.graph.nodes if "placement" in node.meta}
         text = f"{len(inserted)} ops inserted between replicated and sharded values"
-        return replace(program, graph_module=module, outputs=ports, placements=placed, insertions=inserted).note(
-            self.name, text
-        )
+        local = replace(program, graph_module=module, outputs=ports, placements=placed, insertions=inserted, found=None)
+        return local.note(self.name, text)
 
     def check(self, program: Program) -> None:
         for node in program.graph.nodes:
             if op_name(node) == "sp.shard":
                 assert not isinstance(node.args[0].meta["placement"], Sharded), f"{node} cuts a shard again"
+
+
+def _found(program: Program) -> Placements:
+    """What place has found; sought again where the graph has been copied since."""
+    if isinstance(program.found, Placements):
+        return program.found
+    found, refusals = find_placements(program)
+    assert not refusals.listed, "place has refused nothing"
+    return found
 
 
 class _Localizer:
@@ -171,13 +174,12 @@ class _Localizer:
         return self.out.sizes.node(sizes) if isinstance(sizes, sympy.Expr) else sizes
 
     def _output(self, node: fx.Node, outputs: OutputForm) -> tuple[Port, ...]:
-        _check_names(outputs, [port.kept or port.name for port in self.program.outputs])
         results: list[fx.Node] = []
         ports: list[Port] = []
         for port, value in zip(self.program.outputs, cast(tuple[fx.Node, ...], node.args[0]), strict=True):
             placement = self.found.natural[value]
             sharded = placement if isinstance(placement, Sharded) else None
-            local = sharded is not None and _form(port, outputs) == "local"
+            local = sharded is not None and form_of(port, outputs) == "local"
             results.append(self._gathered(value, placement, port.name, local))
             dim, total = (None, None) if sharded is None else (sharded.dim, sharded.total)
             ports.append(Port(port.name, dim, local, port.kept, total))
@@ -196,18 +198,3 @@ class _Localizer:
     def _whole(self, node: fx.Node, placement: Sharded, why: str) -> fx.Node:
         arguments = (self.shard_of(node, placement), *self.out.span(placement), *self.out.tail(node, placement))
         return self.out.insert(ops.unshard, arguments, node, why, Replicated())
-
-
-def _form(port: Port, outputs: OutputForm) -> str:
-    """Keys and values stay on their ranks unless their cache is asked for by name."""
-    if isinstance(outputs, str):
-        return "local" if port.kept else outputs
-    return outputs.get(port.kept, "local") if port.kept else outputs.get(port.name, "global")
-
-
-def _check_names(outputs: OutputForm, known: list[str]) -> None:
-    unknown = [] if isinstance(outputs, str) else sorted(set(outputs) - set(known))
-    if unknown:
-        raise StrategyError(
-            f"the model has no output {unknown[0]!r}", needed=f"names among: {', '.join(dict.fromkeys(known))}"
-        )

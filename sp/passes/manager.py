@@ -13,7 +13,7 @@ class Pass(Protocol):
     """A pass is a frozen dataclass whose fields are its options.
 
     `run` returns a new Program and may change the graph it is given, which is its own.  `check` asserts on the result
-    what the pass ensures; it is called after every run."""
+    what the pass ensures; it is called after every run.  Python code is made of a graph after the last pass alone."""
 
     @property
     def name(self) -> str: ...
@@ -46,6 +46,8 @@ def run_passes(
         program.graph.lint()
         _check_sequences(program, step.name)
         step.check(program)
+        if keep_stages or number + 1 == len(passes):
+            program.graph_module.recompile()
         if observe is not None:
             observe(step.name, program)
     return program

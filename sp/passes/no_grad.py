@@ -36,7 +36,6 @@ class Detach:
                 _detach(node, loud)
         for node in program.graph.nodes:
             forget_modes(node)
-        program.graph_module.recompile()
         return program.note(self.name, f"{count} values made under no_grad detached")
 
     def check(self, program: Program) -> None:

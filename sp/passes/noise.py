@@ -43,7 +43,6 @@ class SeedNoise:
             noise = build(ops.noise, like, seed, site, float(cast(float, probability)), -1, 1, 0, 0, 0, layout, AXIS)
             node.replace_all_uses_with(build(torch.ops.aten.mul.Tensor, source, noise))
             program.graph.erase_node(node)
-        program.graph_module.recompile()
         inputs = (*program.inputs, Port(NOISE_SEED, None))
         return replace(program, inputs=inputs).note(self.name, f"{len(dropouts)} dropouts drawn from one seed")
 

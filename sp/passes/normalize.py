@@ -52,7 +52,6 @@ class Normalize:
             else:
                 rewrite_synonym(node, sizes)
         program.graph.eliminate_dead_code()
-        program.graph_module.recompile()
         after = len(program.graph.nodes)
         text = f"{before} nodes to {after}: assertions, idle slices, casts and dropouts erased"
         return program.refuse(_in_place(program)).note(self.name, text)

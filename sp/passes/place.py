@@ -44,7 +44,7 @@ class Place:
         placements = {node.name: placement for node, placement in found.natural.items()}
         sharded = sum(isinstance(placement, Sharded) for placement in placements.values())
         text = f"{sharded} of {len(placements)} values sharded, {len(placements) - sharded} replicated or partial"
-        return replace(program, placements=placements).note(self.name, text)
+        return replace(program, placements=placements, found=found).note(self.name, text)
 
     def check(self, program: Program) -> None:
         missing = [node.name for node in program.graph.nodes if tensor(node) is not None]

@@ -49,7 +49,6 @@ class Recognize:
             except Refused as reason:
                 refused[softmax.name] = refusal(softmax, reason.why, reason.remedy)
         program.graph.eliminate_dead_code()
-        program.graph_module.recompile()
         text = f"{found} attention{'' if found == 1 else 's'} found that {'is' if found == 1 else 'are'} written out"
         text += f"; {len(refused)} refused" if refused else ""
         return program.refuse(refused).note(self.name, text)

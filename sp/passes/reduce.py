@@ -51,7 +51,6 @@ class Reduce:
             node.replace_all_uses_with(found)
             program.graph.erase_node(node)
             changed.append(node.name)
-        program.graph_module.recompile()
         return program.note(
             self.name, f"averages over the sequence made sums and counts: {', '.join(changed) or 'none'}"
         )

@@ -39,7 +39,6 @@ class Inline:
         if inliner.refusals:
             raise UnsupportedModelError("torch.export lost track of a grad mode", refusals=inliner.refusals)
         module = fx.GraphModule(program.graph_module, inliner.graph)
-        module.recompile()
         text = f"{count} region{'' if count == 1 else 's'} of no_grad or autocast inlined"
         return replace(program, graph_module=module).note(self.name, text)
 

@@ -8,6 +8,7 @@ l0        = aten.unsqueeze(…, 2)         [B, 1, 1, S]       batch, heads, quer
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -76,7 +77,11 @@ def is_stored(node: fx.Node) -> bool:
     """Whether this is an input, a parameter or a buffer, or a part of one: memory that is there anyway."""
     while node.op == "call_function" and op_name(node).removeprefix("aten.") in _VIEWS:
         node = cast(fx.Node, node.args[0])
-    return node.op in ("placeholder", "get_attr")
+    return node.op in ("placeholder", "get_attr") or _is_parameter_of_many(node)
+
+
+def _is_parameter_of_many(node: fx.Node) -> bool:
+    return node.target is operator.getitem and op_name(cast(fx.Node, node.args[0])) == "sp.replicate_all"
 
 
 # What shows a tensor that is there, or a part of it, and makes no other.

@@ -6,6 +6,7 @@
     sharded value    → op on shards                    must be what the op's rule needs, and make what it says
     any value        → output                          whole, unless its port is local
     any value                                          must not be sequence × sequence
+    what has travelled between ranks                   must be read by something
 
 Of what earlier passes found it reads nothing but each value's placement.  The pass changes nothing.  A violation is our
 own mistake, never the user's: it is an AssertionError.
@@ -20,13 +21,15 @@ from typing import cast
 from torch import fx
 
 from sp.passes.fxtools import is_parameter, op_name, result, shape, tensor, tensor_operands
+from sp.passes.overlap import is_replica
 from sp.passes.placements import carries_gradients, is_differentiable
 from sp.passes.rule_table import CREATIONS, find_rule
 from sp.passes.rules import Case, Refused
 from sp.passes.score_sources import is_for_tiles
 from sp.program import Partial, Placement, Program, Replicated, Sharded
 
-_BORDERS = frozenset({"sp.shard", "sp.unshard", "sp.reduce", "sp.replicate"})
+_BORDERS = frozenset({"sp.shard", "sp.unshard", "sp.reduce", "sp.replicate", "sp.promise", "sp.replicate_all"})
+_TRAVELLED = frozenset({"sp.unshard", "sp.reduce", "sp.move"})
 _SPANS = frozenset({"sp.narrow", "sp.widen", "sp.move"})  # what they take and give is in their arguments
 
 
@@ -41,6 +44,7 @@ class Verify:
                 differentiable.add(node)
             if node.op == "call_function" and result(node) is not None:
                 _check_size(node, program)
+                assert node.users or op_name(node) not in _TRAVELLED, f"nobody reads {node}, which has travelled"
                 _check_edges(node, program, differentiable)
         _check_outputs(program)
         return program.note(
@@ -74,7 +78,7 @@ def _check_edges(node: fx.Node, program: Program, differentiable: set[fx.Node]) 
         return
     assert not isinstance(node.meta.get("placement"), Replicated), f"{node} mixes shards into a replicated value"
     for operand, placement in placed.items():
-        bare = isinstance(placement, Replicated) and operand in differentiable and op_name(operand) != "sp.replicate"
+        bare = isinstance(placement, Replicated) and operand in differentiable and not is_replica(operand)
         assert not bare, f"{node} reads {operand} past sp.replicate: its gradient would be one rank's part"
     if name not in _SPANS:
         _check_rule(node, program, sharded[0], placed)

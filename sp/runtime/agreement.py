@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sp.errors import RankMismatchError
-from sp.runtime.comm import World, all_gather
+from sp.runtime.comm import all_gather
+from sp.runtime.world import World
 
 STATEMENT_BYTES = 2048
 

@@ -1,56 +1,43 @@
-"""Two tensors over the keys of one source rank, in one buffer that travels whole.
+"""Several tensors over the tokens of one rank, in one buffer that travels whole.
 
-B batch · G key/value heads · T keys · D, E head sizes of k and v
+B batch · H heads · T tokens · W the size of any last dim
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sp.runtime.stream import Parts, columns
-
 
 @dataclass(frozen=True)
 class Block:
-    """Keys and values, or their gradients; laid out [B, T, G, ·] in `flat`, one after the other."""
+    """The parts are [B, H, T, W], laid out [B, T, H, W] in `flat`, one after the other."""
 
     flat: Tensor
-    k_BGTD: Tensor
-    v_BGTE: Tensor
+    parts: tuple[Tensor, ...]
 
     @staticmethod
-    def over(flat: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, length: int) -> Block:
-        """`flat`, read as a block for `length` keys, otherwise shaped like k and v."""
-        k_shape, v_shape = ((x.shape[0], length, x.shape[1], x.shape[3]) for x in (k_BGSD, v_BGSE))
-        sizes = [Block.size(x, length) for x in (k_BGSD, v_BGSE)]
-        k_flat, v_flat = flat.split(sizes)
-        return Block(flat, k_flat.view(k_shape).transpose(1, 2), v_flat.view(v_shape).transpose(1, 2))
+    def over(flat: Tensor, like: Sequence[Tensor], length: int) -> Block:
+        """`flat`, read as a block for `length` tokens, its parts otherwise shaped like the given ones."""
+        shapes = [(x.shape[0], length, x.shape[1], x.shape[3]) for x in like]
+        flats = flat.split([Block.size([x], length) for x in like])
+        return Block(flat, tuple(x.view(shape).transpose(1, 2) for x, shape in zip(flats, shapes, strict=True)))
 
     @staticmethod
-    def empty(k_BGSD: Tensor, v_BGSE: Tensor, length: int, dtype: torch.dtype) -> Block:
+    def empty(like: Sequence[Tensor], length: int, dtype: torch.dtype) -> Block:
         """An uninitialised block of its own buffer."""
-        count = Block.size(k_BGSD, length) + Block.size(v_BGSE, length)
-        return Block.over(k_BGSD.new_empty(count, dtype=dtype), k_BGSD, v_BGSE, length)
+        return Block.over(like[0].new_empty(Block.size(like, length), dtype=dtype), like, length)
 
     @staticmethod
-    def packed(k_BGSD: Tensor, v_BGSE: Tensor) -> Block:
-        """A copy of k and v."""
-        block = Block.empty(k_BGSD, v_BGSE, k_BGSD.shape[2], k_BGSD.dtype)
-        block.k_BGTD.copy_(k_BGSD)
-        block.v_BGTE.copy_(v_BGSE)
-        return block
+    def size(like: Sequence[Tensor], length: int) -> int:
+        """How many numbers `length` tokens take."""
+        return sum(x.shape[0] * length * x.shape[1] * x.shape[3] for x in like)
 
-    def add(self, parts: Parts) -> None:
-        """Add the gradients that tiles found for their keys and values."""
-        for tile, dk, dv in parts:
-            columns(tile, self.k_BGTD).add_(dk)
-            columns(tile, self.v_BGTE).add_(dv)
-
-    @staticmethod
-    def size(x_BGSD: Tensor, length: int) -> int:
-        """How many numbers `length` keys take of a tensor that is otherwise shaped like x."""
-        batch, groups, _, width = x_BGSD.shape
-        return batch * length * groups * width
+    def filled(self, parts: Sequence[Tensor]) -> Block:
+        """This block, with copies of the given parts."""
+        for part, x in zip(self.parts, parts, strict=True):
+            part.copy_(x)
+        return self

@@ -3,6 +3,13 @@
 Ranks are always ranks *of the group*.  Every call takes a `World`; a world of one rank never communicates,
 because gloo refuses to send to itself.  Sizes are never negotiated: all ranks derive them from the same
 integers, since gloo aborts the process when they disagree.
+
+On CUDA, NCCL has a stream of its own for each group, which is the stream for communication: posting an exchange makes
+it wait for what the current stream has been given so far (what is sent is written by then), returns at once, and the
+kernels that are launched next run beside the transfer.  `wait` blocks no thread: it makes the current stream wait for
+NCCL's, so that what is launched after it may read what was received.  An `Exchange` or `Gathering` holds its tensors
+until then; from there on their memory is reused in the order of the current stream, which is behind the transfer, so
+that nothing needs `record_stream`.  Under gloo, tensors of a GPU go by way of the host (`sp.runtime.host`).
 """
 
 from __future__ import annotations
@@ -10,68 +17,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _resolve_process_group
 
-from sp.errors import StrategyError
+from sp.runtime.host import HostGroup, HostWork, crosses_host
+from sp.runtime.world import World
 
-if TYPE_CHECKING:  # a NewType of str that older versions of torch lack
-    from torch.distributed.distributed_c10d import GroupName
-
-_SEAT = " as rank "
-
-
-@dataclass(frozen=True)
-class World:
-    """The ranks that share one sequence, and which of them this is.  `group` is None in a world of one."""
-
-    rank: int
-    size: int
-    group: dist.ProcessGroup | None = None
-
-
-def find_world(group_name: str) -> World:
-    """The world of a process group's name, or of its `seat_name`; the empty name is a world of one.
-
-    StrategyError: no group of that name is alive, as after `destroy_process_group`."""
-    if not group_name:
-        return World(0, 1)
-    name, _, seat = group_name.partition(_SEAT)
-    try:
-        group = _resolve_process_group(cast("GroupName", name))
-    except (RuntimeError, ValueError, LookupError) as error:
-        raise StrategyError(
-            f"the process group {name!r} does not exist in this process",
-            needed="the group that the model was parallelized over, alive",
-            remedy="call it before destroy_process_group, or parallelize the model again over a new group",
-        ) from error
-    world = World(group.rank(), group.size(), group)
-    assert seat in ("", _seat(world)), f"made for rank {seat}, and this is rank {_seat(world)}"
-    return world
-
-
-def seat_name(group_name: str) -> str:
-    """The group's name with this rank's place in it, `0 as rank 1 of 4`: what a graph that is to be compiled calls it.
-
-    torch finds compiled code in its caches on disk by the text of the graph, and the code holds the sizes of one rank.
-    Without the place in the text, rank 1 would run what rank 0 has compiled, or what a world of another size has."""
-    world = find_world(group_name)
-    return group_name if world.group is None or _SEAT in group_name else f"{group_name}{_SEAT}{_seat(world)}"
-
-
-def _seat(world: World) -> str:
-    return f"{world.rank} of {world.size}"
+Work = dist.Work | HostWork
 
 
 @dataclass(frozen=True)
 class Exchange:
     """A send and a receive under way.  It keeps both tensors alive; nobody touches them before `wait`."""
 
-    works: tuple[dist.Work, ...]
+    works: tuple[Work, ...]
     send: Tensor
     receive: Tensor
 
@@ -92,15 +54,22 @@ def post_exchange(world: World, send: Tensor, to: int, receive: Tensor, source: 
     assert world.rank not in (to, source), "a rank does not send to itself"
     assert send.is_contiguous(), "only contiguous tensors travel"
     assert receive.is_contiguous(), "only contiguous tensors travel"
-    post = _post_each if send.device.type == "cpu" else _post_batched
-    return Exchange(post(world.group, send, to, receive, source, tag), send, receive)
+    group = _reaching(world.group, send.device)
+    if send.device.type == "cpu" or isinstance(group, HostGroup):
+        works = _post_each(group, send, to, receive, source, tag)
+    else:
+        works = _post_batched(group, send, to, receive, source, tag)
+    return Exchange(works, send, receive)
 
 
-def _post_each(
-    group: dist.ProcessGroup, send: Tensor, to: int, receive: Tensor, source: int, tag: int
-) -> tuple[dist.Work, ...]:
+def _reaching(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """The group, or what takes its place where it cannot reach tensors of `device`.  Any: both have the same calls."""
+    return HostGroup(group) if crosses_host(group, device) else group
+
+
+def _post_each(group: Any, send: Tensor, to: int, receive: Tensor, source: int, tag: int) -> tuple[Work, ...]:
     """Independent requests, for backends whose sends do not wait for the receiver's call (gloo)."""
-    works: list[dist.Work] = []
+    works: list[Work] = []
     if receive.numel():
         works.append(group.recv([receive], source, tag))
     if send.numel():
@@ -128,8 +97,21 @@ def all_reduce(world: World, x: Tensor, op: Any) -> Tensor:
     if world.group is not None and total.numel():
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        world.group.allreduce([total], options).wait()
+        _reaching(world.group, x.device).allreduce([total], options).wait()
     return total
+
+
+def start_sum(world: World, x: Tensor) -> None:
+    """Start summing all ranks' `x` [n] in place, the same bits on every rank; nobody touches it before `finish_sum`.
+
+    torch keeps the request with the memory of `x`, as it does for its functional collectives."""
+    if world.group is not None and x.numel():
+        torch.ops._c10d_functional.all_reduce_(x, "sum", world.group.group_name)
+
+
+def finish_sum(x: Tensor) -> None:
+    """Wait for what `start_sum` has started, if anything (on CUDA: until the current stream may use it)."""
+    torch.ops._c10d_functional.wait_tensor(x)
 
 
 def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -144,7 +126,7 @@ def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> list
 class Gathering:
     """An all-gather under way.  It keeps its tensors alive; nobody touches them before `wait`."""
 
-    work: dist.Work | None
+    work: Work | None
     send: Tensor
     received: tuple[Tensor, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -169,7 +151,9 @@ def start_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> Ga
     if padded.numel() < size:
         padded = torch.cat([padded, padded.new_zeros(size - padded.numel())])
     received = [padded.clone()] if world.group is None else [padded.new_empty(size) for _ in shapes]
-    work = world.group.allgather([received], [padded]) if world.group is not None and size else None
+    work = None
+    if world.group is not None and size:
+        work = _reaching(world.group, x.device).allgather([received], [padded])
     return Gathering(work, padded, tuple(received), tuple(tuple(shape) for shape in shapes), x.dtype)
 
 
@@ -177,11 +161,17 @@ def all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequence[i
     """Of the flat and contiguous `send`, the r-th `to[r]` elements go to rank r; what comes from each, in rank order.
 
     `source[r]` says how many come from rank r, and must be what that rank sends.  Bytes travel."""
+    return start_all_to_all(world, send, to, source).wait()
+
+
+def start_all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequence[int]) -> Exchange:
+    """Start `all_to_all`; returns without waiting."""
     assert world.group is not None, "a world of one has nobody to exchange with"
     assert send.is_contiguous(), "only contiguous tensors travel"
     assert sum(to) == send.numel(), f"{send.numel()} elements, and {list(to)} to send"
     width = send.element_size()
     received = send.new_empty(sum(source))
     counts = [[count * width for count in side] for side in (source, to)]
-    world.group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts).wait()
-    return received
+    group = _reaching(world.group, send.device)
+    work = group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts)
+    return Exchange((work,), send, received)

@@ -24,11 +24,11 @@ class Accumulator:
 
     A row that no part has touched has out 0 and lse -inf.  Only the rows of a part are read and written."""
 
-    def __init__(self, q_BHSD: Tensor, value_size: int) -> None:
+    def __init__(self, q_BHSD: Tensor, value_size: int, state: tuple[Tensor, Tensor] | None = None) -> None:
+        """state: out_BHSE and lse_BHS of what is merged already, in the dtype of sums; changed in place."""
         self._shape_BHSE = (*q_BHSD.shape[:3], value_size)
         self._result = q_BHSD
-        self._out_BHSE: Tensor | None = None
-        self._lse_BHS: Tensor | None = None
+        self._out_BHSE, self._lse_BHS = state or (None, None)
 
     def merge(self, q0: int, q1: int, out_BHPE: Tensor, lse_BHP: Tensor) -> None:
         """Add a part for the queries `q0:q1`.  The part is taken over: its tensors may become the accumulator's."""

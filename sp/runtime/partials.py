@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from sp.plan import Plan
-from sp.runtime.comm import World, all_gather
+from sp.runtime.comm import all_gather
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator
 from sp.runtime.scores import BoundScore
 from sp.runtime.sink import with_sink
 from sp.runtime.stream import attend
+from sp.runtime.world import World
 
 
 def partials_forward(
@@ -38,7 +39,8 @@ def partials_forward(
 ) -> tuple[Tensor, Tensor]:
     """out_BHSE and lse_BHS of all queries over all ranks' keys, on every rank."""
     (step,) = plan.steps
-    mine = attend(q_BHSD, v_BGSE.shape[3], [(step, k_BGSD, v_BGSE)], kernel, scale, score)
+    mine = Accumulator(q_BHSD, v_BGSE.shape[3])
+    attend(mine, q_BHSD, [(step, k_BGSD, v_BGSE)], kernel, scale, score)
     total = mine if world.size == 1 else _merged(mine, q_BHSD, world)
     return with_sink(total, score).finish()
 

@@ -1,4 +1,4 @@
-"""The ring: keys and values travel from rank to rank, queries stay.
+"""The ring: keys and values travel from rank to rank, queries stay; or queries do (`visits`), where that is less.
 
 B batch · H query heads · G key/value heads · S local queries · T keys of one source rank · D, E head sizes of k and v
 
@@ -8,91 +8,107 @@ B batch · H query heads · G key/value heads · S local queries · T keys of on
     rank 2  k2        k1        k0
 
 The exchange for the next step is posted before a step is computed and awaited after it.  In backward the gradients of
-keys and values travel too, one step behind, and go home in one hop from the last step in which any rank has work.
+keys and values travel too, one step behind, and go home in one hop from the last step in which any rank has work: a
+rank's own keys are computed on in two halves, one while the first neighbour's keys come, one while the sums go home.
 Liu et al. 2023, arXiv 2310.01889.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
 from sp.plan import Plan, Step
-from sp.runtime.block import Block
-from sp.runtime.comm import Exchange, World, post_exchange
+from sp.runtime.circle import Circle, Results
+from sp.runtime.kernels import Kernel
 from sp.runtime.merge import accumulation_dtype
-from sp.runtime.stream import Parts, Stream, keys_of
+from sp.runtime.scores import BoundScore
+from sp.runtime.stream import Batches, Saved, Stream, add_all, keys_of, zero_gradients
+from sp.runtime.visits import visits_backward, visits_forward
+from sp.runtime.world import World
+from sp.traffic import QUERIES, Widths, travellers
 
-_KEYS, _GRADIENTS = 0, 1  # tags: both are under way at the same time
 
-
-@dataclass(frozen=True)
-class _Flight:
-    """A block on its way to this rank."""
-
-    exchange: Exchange
-    block: Block
-
-    def land(self) -> Block:
-        self.exchange.wait()
-        return self.block
+def _circle(plan: Plan, steps: tuple[Step, ...], world: World) -> Circle:
+    lengths = tuple(keys_of(plan, rank) for rank in range(world.size))
+    return Circle(world, tuple(step.source for step in steps), lengths)
 
 
 def _travel(
     k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, steps: tuple[Step, ...], world: World
 ) -> Iterator[tuple[Step, Tensor, Tensor]]:
-    """Each step with the keys and values of its source.  The next ones are under way while the caller computes."""
-    k_BGTD, v_BGTE, block = k_BGSD, v_BGSE, None
-    for step, following in zip(steps, (*steps[1:], None), strict=True):
-        flight = None
-        if following is not None:
-            block = block or Block.packed(k_BGSD, v_BGSE)
-            arriving = Block.empty(k_BGSD, v_BGSE, keys_of(plan, following.source), k_BGSD.dtype)
-            flight = _send(block, arriving, 1, _KEYS, world)
-        yield step, k_BGTD, v_BGTE
-        if flight is not None:
-            block = flight.land()
-            k_BGTD, v_BGTE = block.k_BGTD, block.v_BGTE
+    """Each step with the keys and values of its source."""
+    here = _circle(plan, steps, world).bring((k_BGSD, v_BGSE))
+    return ((step, k_BGTD, v_BGTE) for step, (k_BGTD, v_BGTE) in zip(steps, here, strict=True))
 
 
 class _Sums:
     """The sums of dk and dv of the source whose keys are here; they follow the keys and end at their owner."""
 
     def __init__(self, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, steps: tuple[Step, ...], world: World) -> None:
-        self._k_BGSD, self._v_BGSE, self._plan, self._world = k_BGSD, v_BGSE, plan, world
-        self._following = iter(steps[1:])
-        self._sums = self._empty(world.rank)
-        self._sums.flat.zero_()
-        self._flight: _Flight | None = None
+        self._rank, self._own = world.rank, zero_gradients(k_BGSD, v_BGSE)
+        circle, dtype = _circle(plan, steps, world), accumulation_dtype(k_BGSD.dtype)
+        self._results = Results(circle, (k_BGSD, v_BGSE), dtype)
 
-    def add(self, step: Step, parts: Parts) -> None:
-        """Add what this rank found in `step`, and send the sums on: to the next rank, or home after the last step."""
-        if self._flight is not None:
-            self._sums = self._flight.land()
-        self._sums.add(parts)
-        following = next(self._following, None)
-        if following is not None:
-            self._flight = _send(self._sums, self._empty(following.source), 1, _GRADIENTS, self._world)
-        elif step.source != self._world.rank:
-            distance = step.source - self._world.rank
-            self._flight = _send(self._sums, self._empty(self._world.rank), distance, _GRADIENTS, self._world)
+    def add(self, step: Step, batches: Batches) -> None:
+        """Add what this rank finds in `step`, and send the sums on: to the next rank, or home after the last."""
+        if step.source == self._rank:
+            add_all(batches, *self._own)
+            return
+        first = next(batches, [])
+        sums, begun = self._results.arrived(step.source)
+        if not begun:
+            sums.flat.zero_()
+        add_all(chain([first], batches), *sums.parts)
+        self._results.pass_on(sums, step.source)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The complete dk_BGSD and dv_BGSE of this rank's own keys and values."""
-        sums = self._sums if self._flight is None else self._flight.land()
-        return sums.k_BGTD, sums.v_BGTE
-
-    def _empty(self, source: int) -> Block:
-        dtype = accumulation_dtype(self._k_BGSD.dtype)
-        return Block.empty(self._k_BGSD, self._v_BGSE, keys_of(self._plan, source), dtype)
-
-
-def _send(block: Block, arriving: Block, distance: int, tag: int, world: World) -> _Flight:
-    """Every rank sends to the one `distance` further on, and receives from the one as far behind."""
-    to, source = (world.rank + distance) % world.size, (world.rank - distance) % world.size
-    return _Flight(post_exchange(world, block.flat, to, arriving.flat, source, tag), arriving)
+        dk, dv = self._own
+        home = self._results.home()
+        if home is not None:
+            dk.add_(home.parts[0])
+            dv.add_(home.parts[1])
+        return dk, dv
 
 
 RING = Stream(_travel, _Sums)
+
+
+def ring_forward(
+    q_BHSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
+) -> tuple[Tensor, Tensor]:
+    """As `Stream.forward`; keys and values travel, or queries."""
+    run = visits_forward if _visited(q_BHSD, k_BGSD, v_BGSE, plan, backward=False) else RING.forward
+    return run(q_BHSD, k_BGSD, v_BGSE, plan, kernel, scale, world, score)
+
+
+def ring_backward(
+    grad_BHSE: Tensor,
+    saved: Saved,
+    plan: Plan,
+    kernel: Kernel,
+    scale: float,
+    world: World,
+    score: BoundScore | None,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """As `Stream.backward`; keys, values and their gradients travel, or queries and what comes of them."""
+    visited = _visited(saved.q_BHSD, saved.k_BGSD, saved.v_BGSE, plan, backward=True)
+    run = visits_backward if visited else RING.backward
+    return run(grad_BHSE, saved, plan, kernel, scale, world, score)
+
+
+def _visited(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, plan: Plan, backward: bool) -> bool:
+    """Whether queries travel: the same on all ranks, and not the same in both directions."""
+    (_, heads, _, size), (_, groups, _, value_size) = q_BHSD.shape, v_BGSE.shape
+    widths = Widths(heads, groups, size, value_size, q_BHSD.element_size())
+    return travellers(plan.length, plan.keys, widths, backward) == QUERIES

@@ -17,7 +17,8 @@ from torch import Tensor
 from sp.errors import InputError
 from sp.layout import Layout
 from sp.runtime import ops
-from sp.runtime.comm import World, all_gather, find_world, seat_name
+from sp.runtime.comm import all_gather
+from sp.runtime.world import World, find_world, seat_name
 
 
 @dataclass(frozen=True)

@@ -10,39 +10,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from torch import Tensor
 
-from sp.plan import Plan, Step, Tile, count_steps
-from sp.runtime.comm import World
+from sp.plan import Plan, Step, count_steps, there_and_back
 from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator, accumulation_dtype
 from sp.runtime.scores import BoundScore, Piece
 from sp.runtime.sink import add_sink_gradient, with_sink
+from sp.runtime.world import World
+from sp.tile import Tile
 
 # Each step with k_BGTD and v_BGTE of its source
 Arrivals = Iterable[tuple[Step, Tensor, Tensor]]
-# Tiles with the gradients of their keys and values
+# Tiles with the gradients of their keys and values; a step's are computed batch by batch, when they are asked for
 Parts = list[tuple[Tile, Tensor, Tensor]]
+Batches = Iterator[Parts]
+
+_BATCH = 4  # so many are held at a time, while the sums they are added to may still be on their way
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What backward knows of forward: local inputs and results."""
+    """What backward knows of forward: inputs and results.
+
+    groups: how many key/value heads there are in all, where the tensors are those of dealt heads."""
 
     q_BHSD: Tensor
     k_BGSD: Tensor
     v_BGSE: Tensor
     out_BHSE: Tensor
     lse_BHS: Tensor
+    groups: int = 0
 
 
 class Homeward(Protocol):
     """Takes the gradients of keys and values to their owners."""
 
-    def add(self, step: Step, parts: Parts) -> None:
-        """What this rank found in `step`; called once for each step, in order."""
+    def add(self, step: Step, batches: Batches) -> None:
+        """What this rank finds in `step`, to be asked for to the end; called once for each step, in order."""
         ...
 
     def finish(self) -> tuple[Tensor, Tensor]:
@@ -55,7 +63,7 @@ class Stream:
     """bring(k, v, plan, steps, world): each of `steps` with the keys and values of its source.
     take_home(k, v, plan, steps, world): brings the gradients of keys and values shaped like these to their owners.
 
-    All ranks take the same number of steps; the source of the first is the rank itself."""
+    All ranks take the same number of steps; the source of the first is the rank itself, in backward of the last too."""
 
     bring: Callable[[Tensor, Tensor, Plan, tuple[Step, ...], World], Arrivals]
     take_home: Callable[[Tensor, Tensor, Plan, tuple[Step, ...], World], Homeward]
@@ -75,7 +83,9 @@ class Stream:
 
         score: what changes the scores inside of the plan's mask; None for nothing."""
         arrivals = self.bring(k_BGSD, v_BGSE, plan, working_steps(plan, score), world)
-        return with_sink(attend(q_BHSD, v_BGSE.shape[3], arrivals, kernel, scale, score), score).finish()
+        total = Accumulator(q_BHSD, v_BGSE.shape[3])
+        attend(total, q_BHSD, arrivals, kernel, scale, score)
+        return with_sink(total, score).finish()
 
     def backward(
         self,
@@ -90,8 +100,8 @@ class Stream:
         """dq, dk, dv of the local tokens, in the dtype of sums and laid out [B, S, heads, size].
 
         And of each leaf of the score that trains, this rank's part of its gradient; for other leaves an empty tensor.
-        dk and dv may share a buffer."""
-        about = (saved.k_BGSD, saved.v_BGSE, plan, working_steps(plan, score), world)
+        No two of them share a buffer."""
+        about = (saved.k_BGSD, saved.v_BGSE, plan, there_and_back(working_steps(plan, score)), world)
         homeward, totals = self.take_home(*about), [] if score is None else score.empty_gradients()
         dq_BHSD = attend_back(grad_BHSE, saved, self.bring(*about), homeward, kernel, scale, score, totals)
         if score is not None and plan.counts_queries:
@@ -100,16 +110,14 @@ class Stream:
 
 
 def attend(
-    q_BHSD: Tensor, value_size: int, arrivals: Arrivals, kernel: Kernel, scale: float, score: BoundScore | None
-) -> Accumulator:
-    """The local queries over all keys that arrive; no sink yet."""
-    total = Accumulator(q_BHSD, value_size)
+    total: Accumulator, q_BHSD: Tensor, arrivals: Arrivals, kernel: Kernel, scale: float, score: BoundScore | None
+) -> None:
+    """Merge the local queries over all keys that arrive into `total`; no sink yet."""
     for step, k_BGTD, v_BGTE in arrivals:
         for piece in _pieces(step, kernel, q_BHSD.device.type, score):
             tile = piece.tile
             q, k, v = _rows(tile, q_BHSD), columns(tile, k_BGTD), columns(tile, v_BGTE)
             total.merge(tile.q0, tile.q1, *kernel.forward(q, k, v, tile, scale, piece.score))
-    return total
 
 
 def attend_back(
@@ -128,16 +136,42 @@ def attend_back(
     dtype = accumulation_dtype(saved.q_BHSD.dtype)
     dq_BHSD = saved.q_BHSD.new_zeros((batch, length, heads, size), dtype=dtype).transpose(1, 2)
     for step, k_BGTD, v_BGTE in arrivals:
-        parts: Parts = []
-        for piece in _pieces(step, kernel, saved.q_BHSD.device.type, score):
+
+        def compute(piece: Piece, k_BGTD: Tensor = k_BGTD, v_BGTE: Tensor = v_BGTE) -> tuple[Tile, Tensor, Tensor]:
             tile = piece.tile
             grad, q, out, lse = (_rows(tile, x) for x in (grad_BHSE, saved.q_BHSD, saved.out_BHSE, saved.lse_BHS))
             k, v = columns(tile, k_BGTD), columns(tile, v_BGTE)
             dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, tile, scale, piece.score, totals)
             _rows(tile, dq_BHSD).add_(dq)
-            parts.append((tile, dk, dv))
-        homeward.add(step, parts)
+            return tile, dk, dv
+
+        homeward.add(step, _batches(map(compute, _pieces(step, kernel, saved.q_BHSD.device.type, score))))
     return dq_BHSD
+
+
+def _batches(parts: Iterator[tuple[Tile, Tensor, Tensor]]) -> Batches:
+    while batch := list(islice(parts, _BATCH)):
+        yield batch
+
+
+def zero_gradients(k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
+    """dk_BGSD and dv_BGSE, in the dtype of sums and laid out [B, S, G, size]."""
+    dtype = accumulation_dtype(k_BGSD.dtype)
+    shapes = [(x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in (k_BGSD, v_BGSE)]
+    dk, dv = (k_BGSD.new_zeros(shape, dtype=dtype).transpose(1, 2) for shape in shapes)
+    return dk, dv
+
+
+def add_all(batches: Iterable[Parts], dk_BGTD: Tensor, dv_BGTE: Tensor) -> None:
+    """Add the gradients that tiles find for their keys and values."""
+    for parts in batches:
+        add_parts(parts, dk_BGTD, dv_BGTE)
+
+
+def add_parts(parts: Parts, dk_BGTD: Tensor, dv_BGTE: Tensor) -> None:
+    for tile, dk, dv in parts:
+        columns(tile, dk_BGTD).add_(dk)
+        columns(tile, dv_BGTE).add_(dv)
 
 
 def working_steps(plan: Plan, score: BoundScore | None) -> tuple[Step, ...]:

@@ -6,9 +6,19 @@ B batch · H query heads · G key/value heads · S tokens · D, E head sizes of 
     rank 0   tokens 0 1 of heads a b c d     tokens 0 1 2 3 of heads a b
     rank 1   tokens 2 3 of heads a b c d     tokens 0 1 2 3 of heads c d
 
-Between, the attention of a world of one.  Any number of heads: they are dealt evenly up to one, with the key/value
-heads that they need (`sp.heads`); where several ranks need one, its gradients are added in the order of ranks.
-Jacobs et al. 2023, arXiv 2309.14509.
+What was dealt in forward is kept for backward, where only the gradient of the output has to be dealt, and the gradients
+of q, k and v return.  Between, the attention of a world of one.  Any number of heads: they are dealt evenly up to one,
+with the key/value heads that they need (`sp.heads`); where several ranks need one, its gradients are added in the order
+of ranks.  Jacobs et al. 2023, arXiv 2309.14509.
+
+On a mesh of two axes (USP, Fang & Zhao 2024, arXiv 2405.07719) this happens along the inner one, and what stands
+between is a ring along the outer one: the inner ranks hold contiguous parts of what one rank of that ring holds.
+
+    mesh 2 x 2   before                                       between
+    rank 0       tokens 0 2 of heads a b c d    striped/2     0 2 4 6 of heads a b, in a ring with rank 2
+    rank 1       tokens 4 6 of heads a b c d                  0 2 4 6 of heads c d, in a ring with rank 3
+    rank 2       tokens 1 3 of heads a b c d                  1 3 5 7 of heads a b
+    rank 3       tokens 5 7 of heads a b c d                  1 3 5 7 of heads c d
 """
 
 from __future__ import annotations
@@ -21,15 +31,16 @@ from math import prod
 import torch
 from torch import Tensor
 
-from sp.heads import HeadShare, share_heads, shares_overlap
+from sp.heads import HeadShare, share_heads
+from sp.layout import find_layout
 from sp.plan import Plan, make_plan
-from sp.runtime.comm import World, all_to_all
+from sp.runtime.comm import all_to_all
 from sp.runtime.kernels import Kernel
-from sp.runtime.ring import RING
+from sp.runtime.merge import accumulation_dtype
+from sp.runtime.ring import ring_backward, ring_forward
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
-
-_ALONE = World(0, 1)
+from sp.runtime.world import World, find_world
 
 
 def ulysses_forward(
@@ -41,15 +52,37 @@ def ulysses_forward(
     scale: float,
     world: World,
     score: BoundScore | None,
-) -> tuple[Tensor, Tensor]:
-    """out_BHSE in q's dtype, laid out [B, S, H, E], and lse_BHS of the local queries; see `Stream.forward`."""
-    deal = _Deal.of(q_BHSD, k_BGSD, plan, world)
+) -> tuple[Tensor, list[Tensor]]:
+    """out_BHSE in q's dtype, laid out [B, S, H, E], of the local queries, see `Stream.forward`; and what was dealt.
+
+    Under a score also lse_BHS of the local queries, which says which of them see nothing."""
+    deal = _Deal.of(q_BHSD.shape[1], k_BGSD.shape[1], plan, world)
     q, k, v = deal.to_heads([q_BHSD], [k_BGSD, v_BGSE])
-    k, v = deal.share_expanded(k), deal.share_expanded(v)
-    inner = deal.inner_plan(plan), kernel, scale, _ALONE, deal.inner_score(score, plan)
-    out, lse = RING.forward(q, k, v, *inner)
-    out_BHSE, bits_BHSW = deal.to_tokens([out, _as_bits(lse, out.dtype)], [])
-    return out_BHSE, _of_bits(bits_BHSW, lse.dtype)
+    between = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
+    out, lse = ring_forward(q, deal.share_expanded(k), deal.share_expanded(v), *between)
+    if deal.world.size == 1:
+        return out, [lse]
+    (out_BHSE,) = deal.to_tokens([out], [])
+    local = [] if score is None else [x.squeeze(-1).contiguous() for x in deal.to_tokens([lse.unsqueeze(-1)], [])]
+    return out_BHSE, [q, k, v, out, lse, *local]
+
+
+def dealt_like(
+    q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: str, lengths: tuple[int, int], group: str, scored: bool
+) -> list[Tensor]:
+    """The like of what `ulysses_forward` keeps.  lengths: global, of queries and of keys; may be symbols."""
+    world, (batch, heads, local, _) = find_world(group), q_BHSD.shape
+    dtype = accumulation_dtype(q_BHSD.dtype)
+    if world.inner.size == 1:
+        return [q_BHSD.new_empty((batch, heads, local), dtype=dtype)]
+    rule, joined = find_layout(layout).nesting(world.size)
+    mine = share_heads(heads, k_BGSD.shape[1], joined)[world.inner.rank]
+    queries, keys = (rule.local_length(total, world.rank // joined, world.size // joined) for total in lengths)
+    own, needed, value_size = len(mine.heads), len(mine.groups), v_BGSE.shape[3]
+    shapes = [(queries, own, q_BHSD.shape[3]), (keys, needed, k_BGSD.shape[3]), (keys, needed, value_size)]
+    dealt = [q_BHSD.new_empty((batch, *shape)).transpose(1, 2) for shape in (*shapes, (queries, own, value_size))]
+    rows = [(own, queries), (heads, local)] if scored else [(own, queries)]
+    return [*dealt, *(q_BHSD.new_empty((batch, *shape), dtype=dtype) for shape in rows)]
 
 
 def ulysses_backward(
@@ -61,25 +94,25 @@ def ulysses_backward(
     world: World,
     score: BoundScore | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """dq, dk, dv of the local tokens, laid out [B, S, heads, size], and of the leaves of the score this rank's part."""
-    dtype, deal = saved.q_BHSD.dtype, _Deal.of(saved.q_BHSD, saved.k_BGSD, plan, world)
-    of_queries = [saved.q_BHSD, grad_BHSE, saved.out_BHSE, _as_bits(saved.lse_BHS, dtype)]
-    q, grad, out, bits, k, v = deal.to_heads(of_queries, [saved.k_BGSD, saved.v_BGSE])
-    between = Saved(q, deal.share_expanded(k), deal.share_expanded(v), out, _of_bits(bits, saved.lse_BHS.dtype))
-    inner_score = deal.inner_score(score, plan)
-    dq, dk, dv, found = RING.backward(grad, between, deal.inner_plan(plan), kernel, scale, _ALONE, inner_score)
+    """dq, dk, dv of the local tokens, laid out [B, S, heads, size], and of the leaves of the score this rank's part.
+
+    saved: of this rank's heads, as `ulysses_forward` kept them."""
+    dtype, deal = saved.q_BHSD.dtype, _Deal.of(grad_BHSE.shape[1], saved.groups, plan, world)
+    (grad,) = deal.to_heads([grad_BHSE], [])
+    k, v = deal.share_expanded(saved.k_BGSD), deal.share_expanded(saved.v_BGSE)
+    how = deal.plan_between(plan), kernel, scale, world.outer, deal.score_between(score, plan)
+    dq, dk, dv, found = ring_backward(grad, replace(saved, k_BGSD=k, v_BGSE=v), *how)
     (dq_BHSD,) = deal.to_tokens([dq.to(dtype)], [])
-    # What is added on arrival travels in the dtype of sums.
-    narrow = dk.dtype if shares_overlap(deal.shares) else dtype
-    dk_BGSD, dv_BGSE = deal.to_tokens([], [deal.share_summed(x).to(narrow) for x in (dk, dv)])
+    # Each rank's part of a head that several have is rounded once, and added in the dtype of sums on arrival.
+    dk_BGSD, dv_BGSE = deal.to_tokens([], [deal.share_summed(x).to(dtype) for x in (dk, dv)])
     return dq_BHSD, dk_BGSD, dv_BGSE, deal.leaf_gradients(score, found)
 
 
 @dataclass(frozen=True)
 class _Deal:
-    """Who has which tokens of all heads before, and who has which heads of all tokens between.
+    """Who has which tokens of all heads before, and who has which heads of all their tokens between.
 
-    queries, keys: the tokens of each rank, contiguous."""
+    world: the ranks that deal with each other.  queries, keys: where each one's tokens lie in those of all."""
 
     world: World
     shares: tuple[HeadShare, ...]
@@ -87,23 +120,27 @@ class _Deal:
     keys: tuple[range, ...]
 
     @staticmethod
-    def of(q_BHSD: Tensor, k_BGSD: Tensor, plan: Plan, world: World) -> _Deal:
-        assert plan.layout.name == "contiguous", f"heads are dealt for contiguous tokens, these are {plan.layout.name}"
-        shares = share_heads(q_BHSD.shape[1], k_BGSD.shape[1], world.size)
-        return _Deal(world, shares, *(_tokens(plan, total) for total in (plan.length, plan.keys)))
+    def of(heads: int, groups: int, plan: Plan, world: World) -> _Deal:
+        _, joined = plan.layout.nesting(plan.world)
+        assert joined == world.inner.size, f"heads are dealt for contiguous tokens, these are {plan.layout.name}"
+        shares = share_heads(heads, groups, joined)
+        tokens = (_tokens(plan, total, world.inner) for total in (plan.length, plan.keys))
+        return _Deal(world.inner, shares, *tokens)
 
     @property
     def mine(self) -> HeadShare:
         return self.shares[self.world.rank]
 
-    def inner_plan(self, plan: Plan) -> Plan:
-        """Of the whole sequence for one rank; empty where it has no heads."""
-        whole = make_plan(plan.layout.name, plan.mask, plan.length, 1, 0, plan.keys)
+    def plan_between(self, plan: Plan) -> Plan:
+        """Of the tokens of all these ranks, in a ring of such worlds; empty where this rank has no heads."""
+        layout, joined = plan.layout.nesting(plan.world)
+        outer = plan.world // joined, plan.rank // joined
+        whole = make_plan(layout.name, plan.mask, plan.length, *outer, plan.keys)
         return whole if self.mine.heads else replace(whole, steps=(replace(whole.steps[0], tiles=()),))
 
-    def inner_score(self, score: BoundScore | None, plan: Plan) -> BoundScore | None:
+    def score_between(self, score: BoundScore | None, plan: Plan) -> BoundScore | None:
         heads = self.mine.heads
-        return None if score is None or not heads else score.of_heads(heads, self.inner_plan(plan))
+        return None if score is None or not heads else score.of_heads(heads, self.plan_between(plan))
 
     def leaf_gradients(self, score: BoundScore | None, found: list[Tensor]) -> list[Tensor]:
         """`found`, of the leaves of this rank's heads, put into zeros for the heads of all ranks."""
@@ -152,9 +189,10 @@ class _Deal:
         return [_joined(parts, join, got) for parts, (_, _, got) in zip(arrived, kinds, strict=True)]
 
 
-def _tokens(plan: Plan, total: int) -> tuple[range, ...]:
-    runs = (plan.layout.runs(total, rank, plan.world) for rank in range(plan.world))
-    return tuple(run.positions for (run,) in runs)
+def _tokens(plan: Plan, total: int, world: World) -> tuple[range, ...]:
+    first = plan.rank - world.rank
+    held = (plan.layout.local_length(total, first + rank, plan.world) for rank in range(world.size))
+    return tuple(range(begin, end) for begin, end in pairwise(accumulate(held, initial=0)))
 
 
 def _span(x: Tensor, dim: int, span: range) -> Tensor:
@@ -185,22 +223,13 @@ def _rooms(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def _joined(parts: Sequence[Tensor], dim: int, spans: tuple[range, ...]) -> Tensor:
-    """Each rank's part at its span of the dim, added where spans overlap; laid out [B, S, heads, W]."""
+    """Each rank's part at its span of the dim, laid out [B, S, heads, W]; added as sums are, where these overlap."""
     if all(before.stop == after.start for before, after in pairwise(spans)):
         return torch.cat([x.transpose(1, 2) for x in parts], 3 - dim).transpose(1, 2)
     shape = _sized(parts[0], dim, max(span.stop for span in spans))
-    total_BSHW = parts[0].new_zeros([shape[place] for place in (0, 2, 1, 3)])
+    dtype = accumulation_dtype(parts[0].dtype)
+    total_BSHW = parts[0].new_zeros([shape[place] for place in (0, 2, 1, 3)], dtype=dtype)
     total = total_BSHW.transpose(1, 2)
     for part, span in zip(parts, spans, strict=True):
         _span(total, dim, span).add_(part)
     return total
-
-
-def _as_bits(lse_BHS: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, H, S, W]: the bits of numbers read as several of a narrower dtype, to travel beside those."""
-    return lse_BHS.contiguous().unsqueeze(-1).view(dtype)
-
-
-def _of_bits(bits_BHSW: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse: lse_BHS, contiguous."""
-    return bits_BHSW.contiguous().view(dtype).squeeze(-1)

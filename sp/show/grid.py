@@ -15,12 +15,15 @@ from sp.plan import Plan, Tile, make_plan
 from sp.show.words import between, percent, table
 
 WIDEST = 16
+_MOST = 4  # tiles in a cell, if each is to be shown
 
 
-def plan_grid(layout: str, mask: Band, length: int, world: int, keys: int | None = None) -> str:
-    """One row per rank and one column per step; of large worlds the first ones and the last."""
+def plan_grid(
+    layout: str, mask: Band, length: int, world: int, keys: int | None = None, inner: int | None = None
+) -> str:
+    """One row per rank and one column per step; of large worlds the first ones and the last.  inner: see `Plan`."""
     shown = _shown(world)
-    plans = {rank: make_plan(layout, mask, length, world, rank, keys) for rank in shown if rank is not None}
+    plans = {rank: make_plan(layout, mask, length, world, rank, keys, inner) for rank in shown if rank is not None}
     everything = make_plan(layout, mask, length, 1, 0, keys).area
     lengths = [queries_of(plans[0], rank) for rank in range(world)]
     title = f"{layout}  {mask}  world={world}  local={between(min(lengths), max(lengths))}"
@@ -43,7 +46,9 @@ def _row(plan: Plan | None, shown: list[int | None], everything: int) -> tuple[s
 
 def _cell(plan: Plan, step: int) -> str:
     queries, keys = queries_of(plan, plan.rank), keys_of(plan, plan.steps[step].source)
-    return " + ".join(short_tile(tile, queries, keys) for tile in plan.steps[step].tiles)
+    tiles = plan.steps[step].tiles
+    shown = [short_tile(tile, queries, keys) for tile in tiles[:_MOST]]
+    return " + ".join(shown if len(tiles) <= _MOST else [shown[0], f"{len(tiles) - 1} more"])
 
 
 def short_tile(tile: Tile, queries: int, keys: int) -> str:

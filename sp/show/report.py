@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from sp.costs import Estimates
 from sp.layout import find_layout
 from sp.program import Port, Program
+from sp.show.choice import choice_dict, choice_text
 from sp.show.facts import Attention, attentions, insertion_kinds, insertions
+from sp.show.gathers import gathered_bytes
 from sp.show.graph import print_program
 from sp.show.grid import plan_grid
 from sp.show.naming import Naming
@@ -22,12 +25,13 @@ class Report:
     """What `parallelize` did to one captured call, for `world` ranks and sequences of `lengths` tokens.
 
     `print(report)` shows the summary.  program: after all passes.  captured: before them.  Both hold the model's own
-    parameters: send `as_dict()` or `str(report)` to other processes."""
+    parameters: send `as_dict()` or `str(report)` to other processes.  estimates: what "auto" has chosen by."""
 
     program: Program
     world: int
     lengths: tuple[int, ...]
     captured: Program
+    estimates: Estimates | None = None
 
     @property
     def length(self) -> int:
@@ -35,7 +39,7 @@ class Report:
         return self.lengths[0]
 
     def __str__(self) -> str:
-        parts = [self._head(), self._attention_table(), self._insertion_summary(), self._history()]
+        parts = [self._head(), self._choice(), self._attention_table(), self._insertion_summary(), self._history()]
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
@@ -47,12 +51,17 @@ class Report:
 
     def plan_grid(self) -> str:
         """What every rank computes in every step, one grid for each mask in the model."""
-        layout = self.program.strategy.layout
+        strategy, world = self.program.strategy, self.world
         kinds = dict.fromkeys((each.site.mask, each.queries, each.keys) for each in self._attentions)
-        dealt = self.program.strategy.transport == "alltoall"
-        world = 1 if dealt else self.world
-        head = ["every rank, for its own heads:"] if dealt and kinds else []
-        return "\n\n".join([*head, *(plan_grid(layout, mask, queries, world, keys) for mask, queries, keys in kinds)])
+        layout, inner = find_layout(strategy.layout), strategy.shape[-1] if strategy.shape else None
+        head: list[str] = []
+        if strategy.transport == "alltoall" and kinds:
+            layout, joined = layout.nesting(world)
+            world, inner = world // joined, None
+            where = f" along the outer axis, {strategy.axes[0]}" if strategy.shape else ""
+            head = [f"every rank{where}, for its own heads:"]
+        grids = (plan_grid(layout.name, mask, queries, world, keys, inner) for mask, queries, keys in kinds)
+        return "\n\n".join([*head, *grids])
 
     def insertions_table(self) -> str:
         """Every inserted op, one by one."""
@@ -65,12 +74,17 @@ class Report:
         strategy = self.program.strategy
         return {
             "strategy": {"name": strategy.name, "layout": strategy.layout, "transport": strategy.transport},
+            "choice": None if self.estimates is None else choice_dict(self.estimates, strategy.name),
             "world": self.world,
+            "axes": dict(zip(strategy.axes, strategy.shape, strict=True)),
             "length": self.length,
             "local_lengths": self._local_lengths(self.length),
             "lengths": list(self.lengths),
             "inputs": [_port_dict(port) for port in self._inputs],
-            "outputs": [_port_dict(port) for port in self.program.outputs],
+            "outputs": [
+                {**_port_dict(port), "gathered": size}
+                for port, size in zip(self.program.outputs, self._gathered, strict=True)
+            ],
             "attentions": [_attention_dict(each) for each in self._attentions],
             "insertions": [vars(each) for each in insertion_kinds(self.program)],
             "history": [{"stage": note.stage, "text": self._naming.text(note.text)} for note in self.program.history],
@@ -79,6 +93,10 @@ class Report:
     @cached_property
     def _attentions(self) -> list[Attention]:
         return attentions(self.program, self.lengths, self.world)
+
+    @cached_property
+    def _gathered(self) -> list[int]:
+        return gathered_bytes(self.program, self.lengths, self.world)
 
     @cached_property
     def _naming(self) -> Naming:
@@ -107,12 +125,21 @@ class Report:
         sequences = [row for number in range(len(self.lengths)) for row in self._sequence_rows(number)]
         rows = [
             ("strategy", f"{strategy.name} = {strategy.layout} layout + {strategy.transport} transport"),
-            ("world", f"{self.world} rank{'' if self.world == 1 else 's'}"),
+            ("world", f"{self.world} rank{'' if self.world == 1 else 's'}{self._axes()}"),
             *sequences,
             ("inputs", ", ".join(map(_port, self._inputs))),
-            ("outputs", ", ".join(map(_port, self.program.outputs))),
+            ("outputs", ", ".join(map(_port, self.program.outputs, self._gathered))),
         ]
         return table(rows)
+
+    def _axes(self) -> str:
+        """Of a mesh of two axes."""
+        axes = zip(self.program.strategy.axes, self.program.strategy.shape, strict=True)
+        named = " × ".join(f"{name} {size}" for name, size in axes)
+        return f" = {named}" if named else ""
+
+    def _choice(self) -> str:
+        return "" if self.estimates is None else choice_text(self.estimates, self.program.strategy.name)
 
     def _attention_table(self) -> str:
         if not self._attentions:
@@ -123,9 +150,16 @@ class Report:
         backward = sum(each.count * max(each.costs.backward) for each in self._attentions)
         total = f"{byte_count(forward)} forward and {byte_count(backward)} backward"
         note = f"Sent: by the busiest rank, for one sequence of the batch; {total} in all."
+        if axes := self.program.strategy.axes:
+            outer = (max(each.costs.outer_forward) + max(each.costs.outer_backward) for each in self._attentions)
+            counts = (each.count for each in self._attentions)
+            slow = sum(count * sent for count, sent in zip(counts, outer, strict=True))
+            note += f"\nOf both, {byte_count(slow)} along the outer axis, {axes[0]}."
         work = "Work: least, mean and most of all ranks; balance: mean / most."
         if any(each.site.score.visible or each.site.score.bias for each in self._attentions):
             work += "\nMasks of data hide more when the model runs: blocks that they hide are skipped."
+        if any(any(each.costs.visited) for each in self._attentions):
+            note += "\n(q): queries travel and not keys, which takes fewer bytes."
         return f"{table(rows, headers, right=(4, 5, 7))}\n{note}\n{work}"
 
     def _insertion_summary(self) -> str:
@@ -144,7 +178,8 @@ def _attention_row(each: Attention) -> tuple[str, ...]:
     total = sum(costs.area)
     shares = (min(costs.area) / total, 1 / len(costs.area), max(costs.area) / total)
     work = " / ".join(percent(share).removesuffix(" %") for share in shares) + " %"
-    sent = byte_count(max(costs.forward)), byte_count(max(costs.backward))
+    pairs = zip((costs.forward, costs.backward), costs.visited, strict=True)
+    sent = (byte_count(max(bytes_)) + " (q)" * visited for bytes_, visited in pairs)
     return where, site.scores, heads, site.kernel, *sent, work, percent(costs.balance), site.why
 
 
@@ -165,13 +200,17 @@ def _attention_dict(each: Attention) -> dict[str, Any]:
         "balance": costs.balance,
         "sent_forward": list(costs.forward),
         "sent_backward": list(costs.backward),
+        "outer_forward": list(costs.outer_forward),
+        "outer_backward": list(costs.outer_backward),
+        "queries_travel": list(costs.visited),
     }
 
 
-def _port(port: Port) -> str:
+def _port(port: Port, gathered: int = 0) -> str:
     if port.dim is None:
         return f"{port.name} (no sequence)"
-    return f"{port.name} ({'local' if port.local else 'global'}, dim {port.dim})"
+    cost = f", {byte_count(gathered)} gathered" if gathered else ""
+    return f"{port.name} ({'local' if port.local else 'global'}, dim {port.dim}{cost})"
 
 
 def _port_dict(port: Port) -> dict[str, Any]:

@@ -17,13 +17,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import Generic, TypeVar
 
 import torch.distributed as dist
 
+from sp.mesh import MeshGroups
 from sp.testing import gloo
 
 T = TypeVar("T")
+Seat = TypeVar("Seat")  # what a rank is given: a group, or the groups of a mesh
 
 _GRACE_S = 1.0  # for the ranks to end after the deadline, once their connections are closed
 
@@ -53,11 +56,46 @@ def run_ranks(world: int, fn: Callable[[dist.ProcessGroup], T], *, timeout_s: fl
     """
     if world < 1:
         raise ValueError(f"a world has at least one rank, got world={world}")
+
+    def connect(timeout: timedelta) -> tuple[list[dist.ProcessGroup], list[dist.ProcessGroup]]:
+        groups = gloo.connect(world, timeout)
+        return groups, groups
+
+    return _run(connect, fn, timeout_s)
+
+
+def run_mesh(shape: Sequence[int], fn: Callable[[MeshGroups], T], *, timeout_s: float = 60.0) -> list[T]:
+    """`run_ranks` on a mesh of two axes, (outer, inner): calls `fn(mesh)`, and `sp.parallelize` takes this `mesh`.
+
+    Values come by rank, row after row: rank r has the coordinates r // inner and r % inner."""
+    if len(shape) != 2 or min(shape) < 1:
+        raise ValueError(f"a mesh has two axes of at least one rank each, got shape={tuple(shape)}")
+    outer, inner = shape
+
+    def connect(timeout: timedelta) -> tuple[list[MeshGroups], list[dist.ProcessGroup]]:
+        whole = gloo.connect(outer * inner, timeout)
+        rows = [gloo.connect(inner, timeout) for _ in range(outer)]
+        columns = [gloo.connect(outer, timeout) for _ in range(inner)]
+        seats = [
+            MeshGroups(group, columns[r % inner][r // inner], rows[r // inner][r % inner])
+            for r, group in enumerate(whole)
+        ]
+        return seats, [*whole, *chain(*rows), *chain(*columns)]
+
+    return _run(connect, fn, timeout_s)
+
+
+def _run(
+    connect: Callable[[timedelta], tuple[list[Seat], list[dist.ProcessGroup]]],
+    fn: Callable[[Seat], T],
+    timeout_s: float,
+) -> list[T]:
+    """connect: makes what each rank is given, and all groups in it."""
     deadline = time.monotonic() + timeout_s
     # gloo's own timeout lies after ours, which says more.
-    groups = gloo.connect(world, timedelta(seconds=2 * timeout_s + 60))
+    seats, groups = connect(timedelta(seconds=2 * timeout_s + 60))
     outcomes: queue.SimpleQueue[_Returned[T] | _Raised] = queue.SimpleQueue()
-    threads = [_start(rank, fn, group, outcomes) for rank, group in enumerate(groups)]
+    threads = [_start(rank, fn, seat, outcomes) for rank, seat in enumerate(seats)]
     try:
         return _values(threads, outcomes, deadline)
     except BaseException as error:  # Ctrl-C too
@@ -66,24 +104,24 @@ def run_ranks(world: int, fn: Callable[[dist.ProcessGroup], T], *, timeout_s: fl
         raise
     finally:
         gloo.release(groups)
-        del groups  # a raised error keeps this frame, which must not keep every rank's group,
+        del seats, groups  # a raised error keeps this frame, which must not keep every rank's group,
         while not outcomes.empty():  # nor may the queue keep the later errors, whose frames keep the queue
             outcomes.get()
 
 
 def _start(
     rank: int,
-    fn: Callable[[dist.ProcessGroup], T],
-    group: dist.ProcessGroup,
+    fn: Callable[[Seat], T],
+    seat: Seat,
     outcomes: queue.SimpleQueue[_Returned[T] | _Raised],
 ) -> threading.Thread:
-    def work(group: dist.ProcessGroup) -> None:
+    def work(seat: Seat) -> None:
         try:
-            outcomes.put(_Returned(rank, fn(group)))
+            outcomes.put(_Returned(rank, fn(seat)))
         except BaseException as error:  # noqa: BLE001  (run_ranks raises it; pytest's skip is one as well)
             outcomes.put(_Raised(rank, error))
 
-    thread = threading.Thread(target=work, args=(group,), name=f"rank {rank}", daemon=True)
+    thread = threading.Thread(target=work, args=(seat,), name=f"rank {rank}", daemon=True)
     thread.start()
     return thread
 

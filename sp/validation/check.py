@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 from sp.errors import InputError, ValidationError
@@ -24,9 +23,9 @@ from sp.passes.bind import bind
 from sp.passes.fxtools import is_parameter, result
 from sp.program import NOISE_SEED, Program
 from sp.request import Lengths, Request
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.testing.drawing import draw
-from sp.testing.ranks import run_ranks
+from sp.testing.ranks import run_mesh, run_ranks
 from sp.validation.compare import compare
 from sp.validation.lengths import trial_lengths
 from sp.validation.report import CheckReport, tolerance, worst_rows
@@ -49,6 +48,7 @@ def check_call(
 ) -> CheckReport:
     """Try what `options` make of this call, on `world` ranks that are threads.  Nothing of `model` is changed.
 
+    world: as many as the mesh has, where the strategy takes one of two axes.
     args, kwargs: an example; what is tried has its structure, dtypes and elements, and other lengths.  lengths: None
     takes two, one that divides over the ranks and one that does not.  dtype: None keeps the model's own.  length: the
     global one where the example is one rank's shard.
@@ -65,7 +65,7 @@ def check_call(
         trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
         precision = _precision(executable.captured)
         reference = _reference(executable, plain, given, trials, torch.finfo(precision).eps)
-        found = _transformed(executable, plain, trials, world)
+        found = _transformed(executable, plain, trials, world, options.chosen.shape)
     rows = [
         row
         for rank, seen in enumerate(found)
@@ -73,7 +73,7 @@ def check_call(
         for row in compare(mine, whole, shaken, precision, f"{trial.tokens}, rank {rank}")
     ]
     name, text = type(model).__name__, str(precision).removeprefix("torch.")
-    bound, strategy = tolerance(precision), options.strategy.name
+    bound, strategy = tolerance(precision), options.chosen.name
     first = tuple(sizes[0] for sizes in tried)
     return CheckReport(name, strategy, world, first, reference.name, text, bound, worst_rows(rows))
 
@@ -172,14 +172,18 @@ def _plain_side(executable: Executable, plain: nn.Module, given: _Given) -> Side
     return Side(call, twin.parameters, twin.buffers)
 
 
-def _transformed(executable: Executable, plain: nn.Module, trials: Sequence[Trial], world: int) -> list[list[Seen]]:
+def _transformed(
+    executable: Executable, plain: nn.Module, trials: Sequence[Trial], world: int, shape: tuple[int, ...]
+) -> list[list[Seen]]:
     """What every rank sees."""
 
-    def rank(group: dist.ProcessGroup) -> list[Seen]:
-        return _observed(_bound_side(executable.program, plain, group.group_name), trials)
+    def rank(group: str) -> list[Seen]:
+        return _observed(_bound_side(executable.program, plain, group), trials)
 
     try:
-        return run_ranks(world, rank, timeout_s=_TIMEOUT_S)
+        if shape:
+            return run_mesh(shape, lambda mesh: rank(mesh.name), timeout_s=_TIMEOUT_S)
+        return run_ranks(world, lambda group: rank(group.group_name), timeout_s=_TIMEOUT_S)
     except Exception as error:
         raise ValidationError(
             f"the transformed {type(plain).__name__} fails in a world of {world}: {type(error).__name__}: {error}",

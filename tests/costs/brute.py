@@ -4,7 +4,8 @@ from sp.costs.machine import Machine
 from sp.costs.phase import Job
 from sp.costs.work import Work, step_work
 from sp.mask import Band
-from sp.plan import Tile, make_plan
+from sp.plan import make_plan
+from sp.tile import Tile
 
 
 def steps_of_all_ranks(layout: str, mask: Band, local: int, world: int, machine: Machine) -> list[list[Work]]:
@@ -30,20 +31,25 @@ def computed_pairs(tile: Tile, rows: int, columns: int) -> int:
 
 
 def ring_clock(job: Job, steps: list[Work], backward: bool) -> tuple[float, float]:
-    """Seconds of a ring, hop by hop, and the bytes that a rank sends.
+    """Seconds of a ring, step by step, and the bytes that a rank sends.
 
-    In a step the next keys are under way, and in backward the gradients that the step before made; a step ends when it
-    is computed and what was under way has come.  Then the last gradients go home."""
-    clock, sent = 0.0, 0.0
-    for number, work in enumerate(steps):
-        under_way = job.kv_bytes if number < len(steps) - 1 else 0
-        under_way += job.gradient_bytes if backward and number > 0 else 0
-        transfer = job.machine.hop(under_way, job.world) if under_way else 0.0
-        clock += max(job.compute(work, backward) + job.merge(work, backward), transfer)
+    In a step the tensors of the next one are under way, and what the step before made for theirs; a step ends when it
+    is computed and what was under way has come.  It ends where nobody has work.  Where something goes home, half of the
+    first step is left for that time."""
+    while steps[-1] == Work():
+        steps = steps[:-1]
+    there, back = job.hop(backward)
+    seconds = [job.compute(work, backward) + job.merge(work, backward) for work in steps]
+    if len(steps) == 1:
+        return seconds[0], 0.0
+    if back:
+        seconds = [seconds[0] / 2, *seconds[1:], seconds[0] / 2]
+    clock, sent, last = 0.0, 0.0, len(steps) - 1
+    for number, computed in enumerate(seconds):
+        under_way = there if number < last else 0
+        under_way += back if number >= 2 or number > last else 0
+        clock += max(computed, job.machine.hop(under_way, job.world) if under_way else 0.0)
         sent += under_way
-    if backward and len(steps) > 1:
-        clock += job.machine.hop(job.gradient_bytes, job.world)
-        sent += job.gradient_bytes
     return clock, sent
 
 

@@ -22,7 +22,7 @@ def test_the_maximum_is_the_papers_formula(model: str) -> None:
     """1 + a·(1 - 1/P), a being attention's share of the time of striped."""
     shape, length = PAPER[model], LENGTHS["256k"]
     for world in (2, 4, 8, 16):
-        attention = 3.5 * shape.layers * shape.pair_flops * length / 2 / LIMIT.attention_flops
+        attention = 3.5 * shape.layers * shape.attention.pair_flops * length / 2 / LIMIT.attention_flops
         share = attention / (attention + 3 * shape.dense_flops / LIMIT.matmul_flops)
         assert striped_over_ring(model, length, world, LIMIT) == pytest.approx(1 + share * (1 - 1 / world), abs=1e-3)
 

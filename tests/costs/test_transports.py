@@ -1,13 +1,15 @@
 """Transports: seconds against a ring played hop by hop, bytes against those that the report counts from plans."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import sympy
 
-from sp.costs import MACHINES, Machine, ModelShape, Phase
+from sp.costs import MACHINES, AttentionShape, Machine, Phase
 from sp.costs.phase import Job
-from sp.costs.transports import allgather, alltoall, ring
+from sp.costs.transports import TRANSPORTS, allgather, alltoall, double_ring, ring
+from sp.costs.work import layout_work
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, FULL, Band
 from sp.program import AttentionSite
@@ -16,19 +18,25 @@ from sp.show.costs import attention_costs
 from sp.strategy import STRATEGIES
 from tests.costs import brute
 
-SHAPE = ModelShape(layers=1, width=64, heads=8, kv_heads=2, head_width=16, mlp_width=0, vocab_size=0)
+SHAPE = AttentionShape(heads=8, kv_heads=2, head_width=16, value_width=16, item_bytes=2)
+FEW = replace(SHAPE, kv_heads=8)
 # Transfers that hide behind all steps, behind the long ones only, and behind none.
 LINKS = (1e15, 2e10, 1e8)
 
 
-def job(world: int, local: int = 64, link: float = 1e12, shape: ModelShape = SHAPE, tile: int = 8) -> Job:
+def job(world: int, local: int = 64, link: float = 1e12, tile: int = 8) -> Job:
     chip = replace(MACHINES["a100"], link_bandwidth=link, link_latency=1e-9, ranks_per_node=64, tile=(tile, tile))
-    return Job(shape, chip, local, world)
+    return Job(SHAPE, chip, local, world, local, world)
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("mask", [CAUSAL, FULL], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "mask"),
+    [
+        *product(LAYOUTS, (CAUSAL, FULL)),
+        *product(("contiguous", "striped"), (Band(100, 0), Band(20, 9))),
+    ],
+)
 def test_a_ring_hop_by_hop(layout: str, mask: Band, link: float) -> None:
     for world in (1, 2, 3, 4, 7):
         task = job(world, link=link)
@@ -58,35 +66,67 @@ def test_the_hops_of_that_test_are_sometimes_hidden() -> None:
     assert 0 < waits[1] < waits[2]
 
 
-@pytest.mark.parametrize("strategy", [name for name, each in STRATEGIES.items() if each.transport == "ring"])
-def test_the_report_counts_the_same_bytes(strategy: str) -> None:
-    symbol, world, local = sympy.Symbol("S"), 5, 12
+@pytest.mark.parametrize("mask", [CAUSAL, FULL, Band(13, 0), Band(2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [SHAPE, FEW], ids=["grouped", "plain"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_report_counts_the_same_bytes(name: str, shape: AttentionShape, mask: Band) -> None:
+    """Of the rank that sends most; 8 heads are dealt to 4 ranks.  Plain heads send queries around in backward."""
+    symbol, world, local = sympy.Symbol("S"), 8, 12
+    strategy = STRATEGIES[name].on((2, 4)) if STRATEGIES[name].axes else STRATEGIES[name]
     site = AttentionSite(
-        "attention", "", CAUSAL, symbol, symbol, SHAPE.heads, SHAPE.kv_heads, SHAPE.head_width, SHAPE.head_width,
-        item_bytes=2, kernel="dense", why="", score=Score(), words=(), transport="ring",
+        "attention", "", mask, symbol, symbol, shape.heads, shape.kv_heads, shape.head_width, shape.value_width,
+        item_bytes=2, kernel="dense", why="", score=Score(), words=(), transport=strategy.transport,
     )  # fmt: skip
-    counted = attention_costs(site, STRATEGIES[strategy], local * world, world)
-    found = ring(job(world, local), STRATEGIES[strategy].layout, CAUSAL)
-    assert set(counted.forward) == {found.forward.sent}
-    assert set(counted.backward) == {found.backward.sent}
+    counted = attention_costs(site, strategy, local * world, world)
+    inner = strategy.shape[-1] if strategy.shape else world
+    task = Job(shape, MACHINES["a100"], local, world, local, inner)
+    found = TRANSPORTS[strategy.transport](task, strategy.layout, mask)
+    assert max(counted.forward) == found.forward.sent
+    assert max(counted.backward) == found.backward.sent
 
 
-def test_allgather_sends_what_a_ring_does_but_the_hop_home_and_hides_nothing() -> None:
-    task = job(6, link=1e6)
-    hop = task.machine.hop(task.kv_bytes, 6), task.machine.hop(task.gradient_bytes, 6)
-    found, beside = allgather(task, "zigzag", CAUSAL), ring(task, "zigzag", CAUSAL)
-    assert found.forward.sent == beside.forward.sent
-    assert found.backward.sent == beside.backward.sent - task.gradient_bytes
-    assert found.forward.exposed == pytest.approx(5 * hop[0])
-    assert found.backward.exposed == pytest.approx(5 * (hop[0] + hop[1]))
-    assert found.forward.merge == found.backward.merge == 0
-    assert found.forward.compute == pytest.approx(beside.forward.compute)
+def test_a_gather_hides_behind_the_own_keys_and_the_way_home_behind_half_of_them() -> None:
+    for link in (1e6, 1e15):
+        task = job(6, link=link)
+        wait = home = 5 * task.machine.hop(task.kv_bytes, 6)  # gradients are as long
+        own = layout_work("zigzag", CAUSAL, 64, 64, 6, task.machine).own
+        forward, backward = (task.compute(own, way) + task.merge(own, way) for way in (False, True))
+        found, beside = allgather(task, "zigzag", CAUSAL), ring(task, "zigzag", CAUSAL)
+        assert found.forward.exposed == pytest.approx(max(0, wait - forward))
+        assert found.backward.exposed == pytest.approx(max(0, wait - backward / 2) + max(0, home - backward / 2))
+        assert found.forward.compute == pytest.approx(beside.forward.compute)
+        assert found.forward.merge == beside.forward.merge
 
 
-def test_alltoall_sends_less_the_more_ranks_there_are() -> None:
-    """8 heads and 2 of keys, width 16, 2 bytes, 64 tokens: q and out, and k and v, which 4 ranks have to copy."""
-    found = {world: alltoall(job(world), "contiguous", CAUSAL).forward.sent for world in (1, 2, 4)}
-    assert found == {1: 0, 2: 64 * 32 * (16 + 4) / 2, 4: 64 * 32 * (16 + 8) * 3 / 4}
+def test_slow_links_of_a_ring_of_rings_have_a_turn_to_hide_behind() -> None:
+    """2 nodes of 4: of 7 hops one is slow, and as long as 4 steps hides it."""
+    task = replace(job(8), machine=replace(job(8).machine, ranks_per_node=4, node_latency=0.0), inner=4)
+    step = task.seconds(layout_work("striped", FULL, 64, 64, 8, task.machine).own, False)
+    hidden, late = (replace(task.machine, node_bandwidth=task.kv_bytes / (many * step)) for many in (3.9, 6))
+    assert double_ring(replace(task, machine=hidden), "striped", FULL).forward.exposed == 0
+    assert double_ring(replace(task, machine=late), "striped", FULL).forward.exposed == pytest.approx(
+        2 * step, rel=0.05
+    )
+    assert ring(replace(task, machine=hidden), "striped", FULL).forward.exposed > 10 * step
+
+
+def test_a_ring_between_nodes_carries_the_keys_of_a_ranks_own_heads() -> None:
+    """2 nodes of 4 ranks: two of 8 heads and one of keys for each, all tokens of its node."""
+    task = replace(job(8), machine=replace(job(8).machine, ranks_per_node=4), inner=4)
+    own = replace(SHAPE, heads=2, kv_heads=1)
+    between = ring(replace(task, shape=own, local=256, keys=256, world=2), "striped", CAUSAL)
+    found = alltoall(task, "striped/4", CAUSAL)
+    assert found.forward.compute == between.forward.compute
+    slow = replace(task, machine=replace(task.machine, node_bandwidth=1e3))
+    far = 256 * 2 * 16 * 2 / 1e3
+    assert alltoall(slow, "striped/4", CAUSAL).forward.exposed == pytest.approx(far, rel=0.01)
+
+
+def test_alltoall_keeps_a_second_output_and_copies_of_keys() -> None:
+    """8 heads and 2 of keys, width 16, 2 bytes, 64 tokens: nothing is copied for 2 ranks, 4 have keys twice."""
+    output, keys = 64 * 8 * 16 * 2, 64 * 2 * 32 * 2
+    kept = {world: alltoall(job(world), "contiguous", CAUSAL).kept for world in (1, 2, 4)}
+    assert kept == {1: 0, 2: output, 4: output + keys}
 
 
 @pytest.mark.parametrize(("world", "heads"), [(1, 8), (2, 4), (3, 3), (4, 2), (8, 1), (16, 1)])

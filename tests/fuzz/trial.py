@@ -17,7 +17,7 @@ from sp.passes.capture import capture
 from sp.passes.manager import run_passes
 from sp.program import NOISE_SEED
 from sp.program import Program as Transformed
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.strategy import find_strategy
 from sp.testing.ranks import run_ranks
 from sp.validation.compare import compare

@@ -10,7 +10,7 @@ from torch import Tensor
 from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.program import Program
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.testing.ranks import run_ranks
 from tests.passes.programs import IDS_BS, Small, program_of
 

@@ -22,8 +22,9 @@ def test_every_op_gets_the_group_and_nothing_else_changes() -> None:
     before = str(program.graph)
     module = bind(program, "a group")
     ours = [node for node in module.graph.nodes if op_name(node).startswith("sp.")]
+    ours = [node for node in ours if op_name(node) != "sp.promise"]  # it waits for what others have posted
     assert {op_name(node) for node in ours} == {
-        *("sp.shard", "sp.unshard", "sp.replicate", "sp.reduce", "sp.narrow", "sp.attention")
+        *("sp.shard", "sp.unshard", "sp.replicate", "sp.replicate_all", "sp.reduce", "sp.narrow", "sp.attention")
     }
     assert all(AXIS not in node.args and node.args.count("a group") == 1 for node in ours)
     assert str(module.graph).replace("a group", AXIS) == before == str(program.graph)

@@ -14,7 +14,7 @@ from sp.passes.bind import bind
 from sp.passes.decompose import Decompose
 from sp.passes.normalize import Normalize
 from sp.passes.place import Place
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.testing import run_ranks
 from tests.passes.exact import STRATEGIES, check, check_forward, results, single
 from tests.passes.programs import IDS_BS, Small, listing, ops, program_of

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sp.passes import pipeline
 from sp.passes.bind import bind
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.testing.ranks import run_ranks
 from tests.passes.exact import results, single
 from tests.passes.forms import Form, Written, future, scores

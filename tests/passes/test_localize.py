@@ -12,21 +12,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sp.errors import UnsupportedModelError
+from sp.models import Llama, LlamaConfig
 from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.passes.call import Call
 from sp.passes.capture import capture
 from sp.passes.fxtools import op_name, shape
-from sp.passes.localize import Localize, OutputForm
+from sp.passes.localize import Localize
 from sp.passes.manager import run_passes
+from sp.passes.output_forms import OutputForm
+from sp.passes.placements import Placements
 from sp.program import Replicated, Sharded
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.strategy import find_strategy
 from sp.testing.cutting import Spread
 from sp.testing.ranks import run_ranks
 from tests.passes.exact import STRATEGIES, check, check_forward, single
 from tests.passes.programs import IDS_BS, Small, listing, program_of
 
+*LOCALIZED, _, _ = pipeline()  # without overlap and verify
 WORLD = 3
 
 
@@ -136,11 +140,11 @@ def forward(m: Small, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_printed(golden: Callable[[str, str], None]) -> None:
     """What is inserted, and where; no rank and no length appears in it."""
-    golden("passes/localize", listing(program_of(forward, IDS_BS, passes=pipeline())))
+    golden("passes/localize", listing(program_of(forward, IDS_BS, passes=LOCALIZED)))
 
 
 def test_every_insertion_says_why() -> None:
-    program = program_of(forward, IDS_BS, passes=pipeline())
+    program = program_of(forward, IDS_BS, passes=LOCALIZED)
     assert [(insertion.op, insertion.value) for insertion in program.insertions] == [
         ("sp.replicate", "model_e_weight"),
         ("sp.shard", "inputs_0"),
@@ -155,6 +159,17 @@ def test_every_insertion_says_why() -> None:
     assert all(insertion.why for insertion in program.insertions)
     inserted = [node for node in program.graph.nodes if op_name(node).startswith("sp.")]
     assert len(inserted) == len(program.insertions)
+
+
+def test_placements_are_found_once() -> None:
+    """Place hands them on; of a copied graph they are found anew, and are the same."""
+    *before, localize = LOCALIZED
+    placed = program_of(forward, IDS_BS, passes=before)
+    copied = placed.fork()
+    assert isinstance(placed.found, Placements)
+    assert copied.found is None
+    assert listing(localize.run(placed)) == listing(localize.run(copied))
+    assert localize.run(placed).found is None
 
 
 def test_one_program_for_all_ranks() -> None:
@@ -183,6 +198,17 @@ def test_dead_global_values_are_gone() -> None:
         if isinstance(node.meta.get("placement"), Replicated) and any(size.has(S) for size in shape(node))
     ]
     assert whole == ["inputs_0", "arange"]
+
+
+def test_of_a_decoder_only_integers_of_the_labels_are_of_global_length() -> None:
+    """Rotary tables and the causal mask are computed on the shard, or not at all, however deep the model."""
+    model = Llama(LlamaConfig(vocab_size=61, layers=3, heads=2, kv_heads=1, width=16))
+    program = program_of(model, IDS_BS, passes=pipeline(outputs="local"), labels=IDS_BS)
+    whole = [node for node in program.graph.nodes if isinstance(node.meta.get("placement"), Replicated)]
+    whole = [node for node in whole if any(size.has(program.sequence.symbol) for size in shape(node))]
+    assert [op_name(node) for node in whole if node.op == "call_function"] == [
+        *("aten.arange", "aten.pad", "aten.slice", "aten.flatten", "aten.ne"),
+    ]
 
 
 OUTPUT_FORMS: list[tuple[OutputForm, list[bool]]] = [

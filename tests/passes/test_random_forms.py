@@ -14,8 +14,8 @@ from sp.errors import UnsupportedModelError
 from sp.passes import pipeline
 from sp.passes.bind import bind
 from sp.program import Program
-from sp.runtime.comm import seat_name
 from sp.runtime.scores import BoundScore
+from sp.runtime.world import seat_name
 from sp.testing.ranks import run_ranks
 from tests.passes.exact import STRATEGIES, results, single
 from tests.passes.programs import program_of

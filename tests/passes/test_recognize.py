@@ -13,7 +13,7 @@ from sp.passes.manager import run_passes
 from sp.passes.recognize import Recognize
 from sp.passes.scored import is_scored
 from sp.program import Program
-from sp.runtime.comm import seat_name
+from sp.runtime.world import seat_name
 from sp.show.naming import Naming
 from sp.testing.ranks import run_ranks
 from sp.testing.trial import run_whole

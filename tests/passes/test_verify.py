@@ -39,9 +39,17 @@ def bypass(op: str, number: int = 0) -> Callable[[Program], Program]:
     def plant(program: Program) -> Program:
         node = find(program, op, number)
         node.replace_all_uses_with(node.args[0])
+        program.graph.erase_node(node)
         return program
 
     return plant
+
+
+def bypass_one_of_many(program: Program) -> Program:
+    replicas = find(program, "sp.replicate_all")
+    (first, *_) = replicas.users
+    first.replace_all_uses_with(replicas.args[0][first.args[1]])  # type: ignore[index]
+    return program
 
 
 def misplace(op: str, **changes: object) -> Callable[[Program], Program]:
@@ -91,6 +99,13 @@ def sum_without_partial(program: Program) -> Program:
     return program
 
 
+def gather_for_nobody(program: Program) -> Program:
+    whole = find(program, "sp.unshard")
+    with program.graph.inserting_before(whole):
+        program.graph.node_copy(whole)
+    return program
+
+
 def unknown_op(program: Program) -> Program:
     node = find(program, "aten.mul")
     node.target = torch.ops.aten.kron.default
@@ -103,11 +118,11 @@ def local_port(program: Program) -> Program:
 
 
 PLANTED: dict[str, tuple[Callable[[Program], Program], str]] = {
-    "a parameter past sp.replicate": (
-        bypass("sp.replicate"),
+    "a parameter past sp.replicate_all": (
+        bypass_one_of_many,
         "past sp.replicate: its gradient would be one rank's part",
     ),
-    "a reduced value past sp.replicate": (bypass("sp.replicate", 3), "past sp.replicate"),
+    "a reduced value past sp.replicate": (bypass("sp.replicate"), "past sp.replicate"),
     "a partial sum past sp.reduce": (bypass("sp.reduce"), "each rank's part of a sum, past sp.reduce"),
     "a loss past sp.reduce": (bypass("sp.reduce", 1), "each rank's part of a sum, past sp.reduce"),
     "an output past sp.unshard": (bypass("sp.unshard"), "output '1' is sharded(dim 1), its port is"),
@@ -118,6 +133,7 @@ PLANTED: dict[str, tuple[Callable[[Program], Program], str]] = {
     "a slice of a shard": (slice_along_the_sequence, "its rule says sharded(dim 1, [1:"),
     "a sum said to be a shard": (sum_without_partial, "its rule says partial(sum)"),
     "an op without a rule": (unknown_op, "has no rule for what it reads: sp has no placement rule for aten.kron"),
+    "a gather that nobody reads": (gather_for_nobody, "nobody reads unshard_1, which has travelled"),
     "an output that is not local": (local_port, "output '0' is replicated, its port is"),
     "sequence × sequence": (multiply_positions, "is sequence × sequence"),
 }

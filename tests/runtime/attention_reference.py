@@ -3,16 +3,20 @@
 B batch · H query heads · G key/value heads · S tokens · D head size
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from sp.layout import LAYOUTS
+from sp.layout import find_layout
 from sp.mask import Band
 from sp.runtime.ops.attention import attention
-from sp.testing import run_ranks
+from sp.testing import run_mesh, run_ranks
 
+T = TypeVar("T")
 SCALE = 0.3
 
 
@@ -59,7 +63,7 @@ def spread(
 ) -> list[Tensor]:
     """out, dq, dk, dv of one rank of `sp::attention`."""
     length = inputs[0].shape[2]
-    here = torch.tensor(LAYOUTS[layout].positions(length, rank, world), dtype=torch.long)
+    here = torch.tensor(find_layout(layout).positions(length, rank, world), dtype=torch.long)
     q, k, v, grad = (x.transpose(1, 2)[:, here].transpose(1, 2) for x in inputs)
     for x in (q, k, v):
         x.requires_grad_()
@@ -69,20 +73,27 @@ def spread(
 
 def gather(parts: list[list[Tensor]], layout: str, length: int) -> list[Tensor]:
     """The ranks' parts of some values, in the order of the sequence."""
-    order = torch.tensor([p for rank in range(len(parts)) for p in LAYOUTS[layout].positions(length, rank, len(parts))])
+    order = torch.tensor([p for r in range(len(parts)) for p in find_layout(layout).positions(length, r, len(parts))])
     return [torch.cat(values, dim=2)[:, :, order.argsort()] for values in zip(*parts, strict=True)]
 
 
 def spread_and_gather(
-    inputs: list[Tensor], mask: Band, layout: str, kernel: str, world: int, transport: str = "ring"
+    inputs: list[Tensor], mask: Band, layout: str, kernel: str, world: int | tuple[int, int], transport: str = "ring"
 ) -> list[Tensor]:
-    """out, dq, dk, dv over the whole sequence, computed by `world` threads."""
+    """out, dq, dk, dv over the whole sequence, computed by `world` threads, or by those of a mesh."""
 
-    def rank(group: dist.ProcessGroup) -> list[Tensor]:
-        return spread(inputs, mask, layout, kernel, group.group_name, group.rank(), world, transport)
+    def rank(group: dist.ProcessGroup, name: str) -> list[Tensor]:
+        return spread(inputs, mask, layout, kernel, name, group.rank(), group.size(), transport)
 
-    parts = run_ranks(world, rank)
+    parts = on_threads(world, rank)
     return gather(parts, layout, inputs[0].shape[2])
+
+
+def on_threads(world: int | tuple[int, int], rank: Callable[[dist.ProcessGroup, str], T]) -> list[T]:
+    """`rank(group, name)` on each rank of a world, or of a mesh, where the name is that of its axes too."""
+    if isinstance(world, int):
+        return run_ranks(world, lambda group: rank(group, group.group_name))
+    return run_mesh(world, lambda mesh: rank(mesh.whole, mesh.name))
 
 
 def relative_errors(found: list[Tensor], wanted: list[Tensor]) -> list[float]:

@@ -1,6 +1,6 @@
 """Any rank of a world of any size in this thread alone: collectives return at once, with the rank's own data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
@@ -13,11 +13,14 @@ _numbers = count()
 
 
 @contextmanager
-def fake_group(rank: int, world: int, name: str | None = None) -> Iterator[str]:
-    """The name of a group in which this thread is `rank` of `world`; by default one that was never used."""
+def fake_group(rank: int, world: int, name: str | None = None, devices: Sequence[str] = ("cpu",)) -> Iterator[str]:
+    """The name of a group in which this thread is `rank` of `world`; by default one that was never used.
+
+    devices: what it has a backend for."""
     group = dist.ProcessGroup(FakeStore(), rank, world)
     custom = dist.ProcessGroup.BackendType.CUSTOM
-    group._register_backend(torch.device("cpu"), custom, FakeProcessGroup._create_internal(rank, world))
+    for device in devices:
+        group._register_backend(torch.device(device), custom, FakeProcessGroup._create_internal(rank, world))
     group._set_default_backend(custom)
     registered = c10d.GroupName(name or f"fake{next(_numbers)}")
     group._set_group_name(registered)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from sp.layout import LAYOUTS
+from sp.layout import find_layout
 from sp.mask import CAUSAL, FULL, Band
 from sp.runtime.ops.attention import attention
-from sp.testing import run_ranks
-from tests.runtime.attention_reference import SCALE, visible
+from tests.runtime.attention_reference import SCALE, on_threads, visible
 
 LEAST = torch.finfo(torch.float32).min
 # (scaled scores [B, H, S, S], positions i [S, 1] and j [S], leaves) → new scores
@@ -158,13 +158,13 @@ def written_out(case: Case, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def spread_and_gather(
-    case: Case, inputs: list[Tensor], layout: str, kernel: str, world: int, transport: str = "ring"
+    case: Case, inputs: list[Tensor], layout: str, kernel: str, world: int | tuple[int, int], transport: str = "ring"
 ) -> list[Tensor]:
     """The same, computed by `world` threads that hold some tokens each; the leaves' gradients are summed over them."""
     length, dtype = inputs[0].shape[2], inputs[0].dtype
 
-    def rank(name: str, number: int) -> list[Tensor]:
-        here = torch.tensor(LAYOUTS[layout].positions(length, number, world))
+    def rank(group: dist.ProcessGroup, name: str) -> list[Tensor]:
+        here = torch.tensor(find_layout(layout).positions(length, group.rank(), group.size()))
         q, k, v, grad = (x.transpose(1, 2)[:, here].transpose(1, 2) for x in inputs)
         leaves = leaves_of(case, length, dtype)
         trained = [x for x, grads in zip(leaves, trains(case.text), strict=True) if grads]
@@ -174,7 +174,8 @@ def spread_and_gather(
         out, _ = attention(q, k, v, *how)
         return [out.detach(), *torch.autograd.grad(out, (q, k, v, *trained), grad)]
 
-    parts = run_ranks(world, lambda group: rank(group.group_name, group.rank()))
-    order = torch.tensor([p for r in range(world) for p in LAYOUTS[layout].positions(length, r, world)]).argsort()
+    parts = on_threads(world, rank)
+    held = [p for r in range(len(parts)) for p in find_layout(layout).positions(length, r, len(parts))]
+    order = torch.tensor(held).argsort()
     values = list(zip(*parts, strict=True))
     return [*(torch.cat(x, 2)[:, :, order] for x in values[:4]), *(torch.stack(x).sum(0) for x in values[4:])]

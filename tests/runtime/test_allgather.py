@@ -1,6 +1,5 @@
 """All-gathered keys and values against torch's attention on one device, and against a softmax written out in fp64."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,16 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sp.mask import CAUSAL, FULL, Band
-from sp.plan import make_plan
-from sp.runtime import allgather, comm
-from sp.runtime.allgather import ALL_GATHER
-from sp.runtime.comm import Gathering, World, find_world
-from sp.runtime.kernels import KERNELS
-from sp.runtime.stream import Saved
 from sp.testing import ProcessWorld, run_ranks
 from tests.runtime import scored
 from tests.runtime.attention_reference import (
-    SCALE,
     gather,
     make_inputs,
     relative_errors,
@@ -93,67 +85,6 @@ def test_values_of_another_size() -> None:
     inputs = [q, k, v[..., :3], grad[..., :3]]
     found = spread_and_gather(inputs, CAUSAL, "zigzag", "flash", 3, NAME)
     assert max(relative_errors(found, single(inputs, CAUSAL))) < 1e-13
-
-
-def events(monkeypatch: pytest.MonkeyPatch, world_size: int, layout: str, mask: Band, length: int) -> list[list[str]]:
-    """What each rank does in forward and backward, in order."""
-    start, swap = comm.start_gather, comm.all_to_all
-    found: list[list[str]] = [[] for _ in range(world_size)]
-
-    def started(world: World, *rest: Any) -> Any:
-        found[world.rank].append("gather")
-        gathering = start(world, *rest)
-
-        class Recorded:
-            def wait(self) -> list[Tensor]:
-                found[world.rank].append("wait")
-                return Gathering.wait(gathering)
-
-        return Recorded()
-
-    def swapped(world: World, *rest: Any) -> Tensor:
-        found[world.rank].append("sums home")
-        return swap(world, *rest)
-
-    monkeypatch.setattr(allgather, "start_gather", started)
-    monkeypatch.setattr(allgather, "all_to_all", swapped)
-
-    def rank(group: dist.ProcessGroup) -> None:
-        world = find_world(group.group_name)
-
-        def computed(*args: Any) -> Any:
-            found[world.rank].append("compute")
-            return KERNELS["dense"].forward(*args)
-
-        def computed_back(*args: Any) -> Any:
-            found[world.rank].append("compute")
-            return KERNELS["dense"].backward(*args)
-
-        kernel = replace(KERNELS["dense"], forward=computed, backward=computed_back)
-        plan = make_plan(layout, mask, length, world.size, world.rank)
-        q, k, v, grad = make_inputs(plan.local[0])
-        out, lse = ALL_GATHER.forward(q, k, v, plan, kernel, SCALE, world, None)
-        ALL_GATHER.backward(grad, Saved(q, k, v, out, lse), plan, kernel, SCALE, world, None)
-
-    run_ranks(world_size, rank)
-    return found
-
-
-def test_keys_are_under_way_while_the_own_ones_are_computed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = ["gather", "compute", "wait", "compute", "compute"]
-    for found in events(monkeypatch, 3, "striped", CAUSAL, 12):
-        assert found == [*once, *once, "sums home"]
-
-
-def test_a_world_of_one_never_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert events(monkeypatch, 1, "zigzag", CAUSAL, 12) == [["compute", "compute"]]
-
-
-def test_what_nobody_needs_is_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that see themselves alone; and steps without work are not computed."""
-    assert events(monkeypatch, 3, "contiguous", Band(0, 0), 12) == [["compute", "compute"]] * 3
-    found = events(monkeypatch, 3, "contiguous", CAUSAL, 12)
-    assert [each.count("compute") for each in found] == [2, 4, 6]
 
 
 def gradients(length: int) -> tuple[float, bool]:

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from sp.errors import StrategyError
 from sp.runtime import comm
-from sp.runtime.comm import World, all_gather, all_reduce, all_to_all, find_world, post_exchange, seat_name
+from sp.runtime.comm import all_gather, all_reduce, all_to_all, post_exchange
+from sp.runtime.world import World, find_world, seat_name
 from sp.testing import ProcessWorld, run_ranks
+from tests.runtime.fake_group import fake_group
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 
@@ -30,19 +32,19 @@ def test_a_seat_name_finds_the_world_and_says_which_rank_it_is() -> None:
         return group.group_name, seat
 
     for rank, (name, seat) in enumerate(run_ranks(3, names)):
-        assert seat == f"{name} as rank {rank} of 3"
-    assert seat_name("") == ""
+        assert seat == f"{name} as rank {rank} of 3, ops 2"
+    assert find_world(seat_name("")) == World(0, 1)
 
 
 def test_another_ranks_seat_is_not_taken() -> None:
     def swapped(group: dist.ProcessGroup) -> World:
-        return find_world(f"{group.group_name} as rank {1 - group.rank()} of 2")
+        return find_world(f"{group.group_name} as rank {1 - group.rank()} of 2, ops 2")
 
     with pytest.raises(AssertionError, match="made for rank"):
         run_ranks(2, swapped)
 
 
-@pytest.mark.parametrize("name", ["no such group", "no such group as rank 1 of 2", "gone"])
+@pytest.mark.parametrize("name", ["no such group", "no such group as rank 1 of 2, ops 2", "gone"])
 def test_unknown_or_destroyed_group_is_an_error(name: str) -> None:
     if name == "gone":
         (name,) = run_ranks(1, lambda group: group.group_name)
@@ -99,7 +101,8 @@ def test_batched_exchange(world2: ProcessWorld) -> None:
 
 
 def test_device_picks_the_way_of_posting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA one batch, on CPU independent requests; neither is tried when the other fails."""
+    """On CUDA one batch, on CPU and wherever gloo goes by way of the host independent requests; neither is tried when
+    the other fails."""
     posted: list[str] = []
     monkeypatch.setattr(comm, "_post_each", lambda *_: posted.append("each") or ())
     monkeypatch.setattr(comm, "_post_batched", lambda *_: posted.append("batched") or ())
@@ -107,11 +110,13 @@ def test_device_picks_the_way_of_posting(monkeypatch: pytest.MonkeyPatch) -> Non
     def post(group: dist.ProcessGroup, x: Tensor) -> None:
         post_exchange(World(0, 2, group), x, 1, x, 1)
 
-    (group, _) = run_ranks(2, lambda group: group)
-    with torch._subclasses.FakeTensorMode():
-        post(group, torch.empty(2, device="cuda"))
-        post(group, torch.empty(2))
-    assert posted == ["batched", "each"]
+    (gloo, _) = run_ranks(2, lambda group: group)
+    with torch._subclasses.FakeTensorMode(), fake_group(0, 2, devices=("cpu", "cuda")) as name:
+        for group in (find_world(name).group, gloo):
+            assert group is not None
+            post(group, torch.empty(2, device="cuda"))
+            post(group, torch.empty(2))
+    assert posted == ["batched", "each", "each", "each"]
 
 
 def test_exchange_refuses_what_gloo_would_die_of() -> None:

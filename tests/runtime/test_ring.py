@@ -1,8 +1,5 @@
 """The ring against torch's attention on one device: exact in fp64, no worse in 32 and 16 bits, in the right order."""
 
-import threading
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, FULL, Band
 from sp.plan import count_steps, make_plan
-from sp.runtime import ring
-from sp.runtime.comm import Exchange, World, find_world
-from sp.runtime.kernels import KERNELS, Kernel
+from sp.runtime import circle
+from sp.runtime.comm import Exchange
+from sp.runtime.kernels import KERNELS
 from sp.runtime.ring import RING
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
+from sp.runtime.world import World, find_world
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import (
     SCALE,
@@ -106,93 +104,16 @@ def test_values_of_another_size(size: int, value_size: int, mask: Band, kernel: 
 
 def test_what_is_filled_up_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    post = ring.post_exchange
+    post = circle.post_exchange
 
     def recorded(world: World, send: Tensor, *rest: Any) -> Exchange:
         sent.append(send.numel())
         return post(world, send, *rest)
 
-    monkeypatch.setattr(ring, "post_exchange", recorded)
+    monkeypatch.setattr(circle, "post_exchange", recorded)
     q, k, v, grad = make_inputs(12)
     spread_and_gather([q, k, v[..., :3], grad[..., :3]], CAUSAL, "striped", "flash", 2)
     assert set(sent) == {2 * 2 * 6 * (8 + 3)}  # batch × heads × tokens × sizes: keys and values, and their gradients
-
-
-class Recorder:
-    """What each rank does, in order: posts and waits by what travels, and computations."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._mine = threading.local()
-        self._post: Callable[..., Exchange] = ring.post_exchange
-        monkeypatch.setattr(ring, "post_exchange", self.post)
-
-    @property
-    def events(self) -> list[str]:
-        return self._mine.__dict__.setdefault("events", [])
-
-    def post(self, world: World, send: Tensor, to: int, receive: Tensor, source: int, tag: int) -> Any:
-        what = ("keys", "sums")[tag]
-        self.events.append(f"post {what} to +{(to - world.rank) % world.size}")
-        exchange, events = self._post(world, send, to, receive, source, tag), self.events
-
-        class Recorded:
-            def wait(self) -> Tensor:
-                events.append(f"wait {what}")
-                return exchange.wait()
-
-        return Recorded()
-
-    def kernel(self) -> Kernel:
-        def forward(*args: Any) -> Any:
-            self.events.append("compute")
-            return KERNELS["flash"].forward(*args)
-
-        def backward(*args: Any) -> Any:
-            self.events.append("compute")
-            return KERNELS["flash"].backward(*args)
-
-        return replace(KERNELS["flash"], forward=forward, backward=backward)
-
-    def run(self, world_size: int, layout: str, mask: Band, length: int) -> list[tuple[list[str], list[str]]]:
-        """The events of forward and of backward on each rank."""
-
-        def rank(group: dist.ProcessGroup) -> tuple[list[str], list[str]]:
-            world = find_world(group.group_name)
-            plan = make_plan(layout, mask, length, world.size, world.rank)
-            q, k, v, grad = make_inputs(plan.layout.local_length(length, world.rank, world.size))
-            out, lse = RING.forward(q, k, v, plan, self.kernel(), SCALE, world, None)
-            count = len(self.events)
-            RING.backward(grad, Saved(q, k, v, out, lse), plan, self.kernel(), SCALE, world, None)
-            return self.events[:count], self.events[count:]
-
-        return run_ranks(world_size, rank)
-
-
-def test_the_next_exchange_is_under_way_while_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    post, wait, compute = "post keys to +1", "wait keys", "compute"
-    sums, arrived = "post sums to +1", "wait sums"
-    for forward, backward in Recorder(monkeypatch).run(3, "striped", CAUSAL, 12):
-        assert forward == [post, compute, wait, post, compute, wait, compute]
-        step0 = [post, compute, sums, wait]
-        step1 = [post, compute, arrived, sums, wait]
-        step2 = [compute, arrived, sums]  # here the sums go home
-        assert backward == [*step0, *step1, *step2, arrived]
-
-
-def test_a_world_of_one_never_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
-    ((forward, backward),) = Recorder(monkeypatch).run(1, "zigzag", CAUSAL, 12)
-    assert forward == backward == ["compute"]
-
-
-def test_a_window_ends_the_ring_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 4 tokens a rank and a window of 5, nobody needs keys from two ranks behind; sums go home at once."""
-    found = Recorder(monkeypatch).run(4, "contiguous", Band(4, 0), 16)
-    for forward, backward in found:
-        assert [event for event in forward if event != "compute"] == ["post keys to +1", "wait keys"]
-        travel = [event for event in backward if event != "compute"]
-        assert travel == [
-            "post keys to +1", "post sums to +1", "wait keys", "wait sums", "post sums to +3", "wait sums",
-        ]  # fmt: skip
 
 
 def test_count_steps() -> None:

@@ -6,13 +6,24 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
+from sp.layout import find_layout
 from sp.mask import CAUSAL, FULL, Band
 from sp.runtime import ulysses
-from sp.runtime.comm import World
+from sp.runtime.ops.attention import attention
+from sp.runtime.world import World
 from sp.testing import ProcessWorld, run_ranks
 from tests.runtime import scored
-from tests.runtime.attention_reference import gather, make_inputs, relative_errors, single, spread, spread_and_gather
+from tests.runtime.attention_reference import (
+    SCALE,
+    gather,
+    make_inputs,
+    relative_errors,
+    single,
+    spread,
+    spread_and_gather,
+)
 
 MASKS = [FULL, CAUSAL, Band(5, 0), Band(3, 7), Band(0, 0), Band(None, 4), Band(9, None)]
 # Query and key/value heads: none left for some ranks, groups across ranks, groups of two sizes on one rank.
@@ -94,7 +105,7 @@ def test_values_of_another_size() -> None:
 
 
 def test_what_travels_in_how_many_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q, k and v in one, out and lse in one; backward, all of them in one, dq in one, dk and dv in one."""
+    """q, k and v in one, out in one; backward, its gradient in one, dq in one, dk and dv in one."""
     sent: dict[int, list[torch.dtype]] = {0: [], 1: []}
     swap = ulysses.all_to_all
 
@@ -107,7 +118,34 @@ def test_what_travels_in_how_many_exchanges(monkeypatch: pytest.MonkeyPatch) -> 
     assert sent[0] == sent[1] == [torch.bfloat16] * 5
     sent[0].clear()
     spread_and_gather(make_inputs(8, 2, 1, dtype=torch.bfloat16), CAUSAL, "contiguous", "dense", 2, NAME)
-    assert sent[0] == [torch.bfloat16] * 4 + [torch.float32], "what is added on arrival travels in the dtype of sums"
+    assert sent[0] == [torch.bfloat16] * 5, "what is added on arrival too"
+
+
+def layout_of(x: Tensor) -> tuple[list[int], list[int], torch.dtype]:
+    """Strides of dims of one say nothing."""
+    strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+    return list(x.shape), strides if x.numel() else [], x.dtype
+
+
+@pytest.mark.parametrize("heads", HEADS[3:8], ids=str)
+def test_what_was_dealt_is_kept_in_place_of_what_was_given(heads: tuple[int, int]) -> None:
+    """As the fake says: shapes, strides and dtypes, on ranks without heads too; autograd saves these five alone."""
+
+    def rank(group: dist.ProcessGroup) -> None:
+        length, local = 10, find_layout("contiguous").local_length(10, group.rank(), 4)
+        q, k, v, _ = make_inputs(local, *heads, dtype=torch.float32)
+        call = [], "causal", "", SCALE, length, length, "contiguous", NAME, "dense", group.group_name
+        out, kept = attention(q.requires_grad_(), k, v, *call)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            promised = ulysses.dealt_like(q, k, v, "contiguous", (length, length), group.group_name)
+        assert [layout_of(x) for x in kept] == [layout_of(x) for x in promised]
+        assert not any(x.requires_grad for x in kept)
+        saved = out.grad_fn.saved_tensors  # type: ignore[union-attr]
+        assert [x.data_ptr() for x in saved] == [x.data_ptr() for x in kept]
+        given = {x.untyped_storage().data_ptr() for x in (q, k, v, out)}
+        assert not given & {x.untyped_storage().data_ptr() for x in kept if x.numel()}
+
+    run_ranks(4, rank)
 
 
 def test_a_world_of_one_never_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +155,10 @@ def test_a_world_of_one_never_communicates(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(relative_errors(found, single(inputs, CAUSAL))) < 1e-13
 
 
-def test_tokens_are_contiguous() -> None:
-    with pytest.raises(AssertionError, match="heads are dealt for contiguous tokens, these are striped"):
-        spread_and_gather(make_inputs(6), CAUSAL, "striped", "flash", 1, NAME)
+@pytest.mark.parametrize(("layout", "world"), [("striped", 2), ("striped/2", 4), ("striped/2", (1, 4))])
+def test_tokens_are_contiguous(layout: str, world: int | tuple[int, int]) -> None:
+    with pytest.raises(AssertionError, match=f"heads are dealt for contiguous tokens, these are {layout}"):
+        spread_and_gather(make_inputs(6), CAUSAL, layout, "flash", world, NAME)
 
 
 def gradients(length: int) -> tuple[float, bool]:

@@ -24,6 +24,13 @@ def test_large_world_is_cut(golden: Golden) -> None:
     golden("show/grid/large_world", plan_grid("zigzag", CAUSAL, 2**20, 100))
 
 
+def test_of_many_tiles_the_largest_is_shown() -> None:
+    """Stripes of 64 tokens, 16 on each of 2 ranks."""
+    _, first, second = plan_grid("striped:64", CAUSAL, 2048, 2).splitlines()
+    assert re.split(r" {2,}", first)[:3] == ["rank 0", "causal", "full q[512:] k[:512] + 14 more"]
+    assert re.split(r" {2,}", second)[:3] == ["rank 1", "causal", "full q[512:] k[:576] + 15 more"]
+
+
 def test_design_page_grid() -> None:
     """The rows that the design promises."""
     first, second = (re.split(r" {2,}", line) for line in plan_grid("zigzag", CAUSAL, 64, 4).splitlines()[1:3])

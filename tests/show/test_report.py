@@ -41,9 +41,27 @@ def test_dict_is_plain_data(llama: Report) -> None:
     assert sum(facts["local_lengths"]) == 4099
     assert set(facts["local_lengths"]) == {512, 513}
     assert facts["outputs"] == [
-        {"name": "logits", "dim": 1, "local": False},
-        {"name": "loss", "dim": None, "local": False},
+        {"name": "logits", "dim": 1, "local": False, "gathered": 4099 * 256 * 4 * 7 // 8},
+        {"name": "loss", "dim": None, "local": False, "gathered": 0},
     ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layout", "axes"),
+    [("usp", "striped/4", {"ring": 2, "ulysses": 4}), ("double_ring", "striped", {"outer": 2, "inner": 4})],
+)
+def test_two_axes_are_named(strategy: str, layout: str, axes: dict[str, int]) -> None:
+    ids = torch.zeros(1, 64, dtype=torch.long)
+    model = Llama(LlamaConfig(layers=2, heads=4, kv_heads=2, width=32))
+    report = sp.inspect(model, (ids,), strategy=strategy, world_size=(2, 4))
+    facts = report.as_dict()
+    assert (facts["world"], facts["axes"], facts["strategy"]["layout"]) == (8, axes, layout)
+    (outer, _), (inner, _) = axes.items()
+    assert f"8 ranks = {outer} 2 × {inner} 4" in str(report)
+    (attention,) = facts["attentions"]
+    slow = 2 * (max(attention["outer_forward"]) + max(attention["outer_backward"]))
+    assert f"Of both, {slow / 2**10:.1f} KiB along the outer axis, {outer}." in str(report)
+    assert ("world=2" if strategy == "usp" else "world=8") in report.plan_grid()
 
 
 def test_attention_facts(llama: Report) -> None:
@@ -52,7 +70,7 @@ def test_attention_facts(llama: Report) -> None:
     assert sum(attention["area"]) == 8 * 4099 * 4100 // 2
     elements = 2 * 2 * 8  # keys and values, 2 heads of width 8, per token
     assert max(attention["sent_forward"]) == (4099 - 512) * elements * 4
-    assert max(attention["sent_backward"]) == (4099 - 512) * elements * 4 + 4099 * elements * 4
+    assert max(attention["sent_backward"]) == 2 * (4099 - 512) * elements * 4  # they, and gradients of the others'
     assert "llama.py" in attention["source"]
 
 
@@ -69,10 +87,10 @@ def test_insertions_are_counted_by_kind_and_reason(llama: Report) -> None:
     kinds = insertion_kinds(llama.program)
     nodes = [str(node.target) for node in llama.program.graph.nodes]
     assert sum(kind.count for kind in kinds) == len(llama.program.insertions)
-    for op in ("sp.shard", "sp.unshard", "sp.replicate", "sp.reduce"):
+    for op in ("sp.shard", "sp.unshard", "sp.replicate_all", "sp.reduce"):
         assert sum(kind.count for kind in kinds if kind.op == op) == nodes.count(f"{op}.default")
     assert len({(kind.op, kind.why) for kind in kinds}) == len(kinds)
-    assert [kind.count for kind in kinds if kind.op == "sp.replicate"] == [4 * 9 + 3]
+    assert [kind.count for kind in kinds if kind.op == "sp.replicate_all"] == [1, 4, 1]
 
 
 def test_reason_names_the_value_only_where_it_stands_alone(llama: Report) -> None:
@@ -99,7 +117,7 @@ def test_local_in_and_out() -> None:
     parallel = sp.parallelize(model, inputs="local", outputs="local", compile=False, example_args=(ids,))
     report = parallel.report()
     assert report.as_dict()["inputs"] == [{"name": "ids_BS", "dim": 1, "local": True}]
-    assert report.as_dict()["outputs"] == [{"name": "logits", "dim": 1, "local": True}]
+    assert report.as_dict()["outputs"] == [{"name": "logits", "dim": 1, "local": True, "gathered": 0}]
     assert re.search(r"inputs +ids_BS \(local, dim 1\)\noutputs +logits \(local, dim 1\)", str(report))
     assert re.search(r"world +1 rank\n", str(report))
 

@@ -161,6 +161,13 @@ def test_a_parallelized_model_and_an_empty_world():
         sp.check(llama(), (IDS,), world_size=0)
 
 
+@pytest.mark.parametrize("strategy", ["usp", "usp_zigzag", "double_ring"])
+def test_meshes_of_two_axes(strategy):
+    report = sp.check(llama(), (IDS,), {"labels": IDS}, strategy=strategy, world_size=(2, 3))
+    assert report.exact, report
+    assert report.world == 6
+
+
 def test_own_precision_widens_the_tolerance():
     report = sp.check(llama(), (IDS,), {"labels": IDS}, dtype=None, world_size=2)
     assert report.exact

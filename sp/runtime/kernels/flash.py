@@ -2,9 +2,10 @@
 
 B batch · H query heads · G key/value heads · R query rows, C key columns of one piece · D, E head sizes of k and v
 
-    full, causal, anticausal                 FlashAttention alone
-    a band, a score that adds (CPU)          FlashAttention under a mask that is added, block of rows by block of rows
-    any other score; a band or score (CUDA)  the dense kernel
+    full, causal, anticausal           FlashAttention alone
+    a band (CUDA)                      FlashAttention with a window: every tile is one call
+    a band, a score that adds (CPU)    FlashAttention under a mask that is added, block of rows by block of rows
+    any other score; a score (CUDA)    the dense kernel
 
 What the operator of q's device cannot do at all is refused by `check`.
 """
@@ -19,7 +20,15 @@ from sp.plan import Tile
 from sp.runtime.kernels import blockwise, dense, pieces
 from sp.runtime.kernels.bands import added, hidden
 from sp.runtime.kernels.blockwise import Gradients, Results
-from sp.runtime.kernels.operators import MOST_ON_CUDA, common_size, run_backward, run_forward
+from sp.runtime.kernels.operators import (
+    CAUSAL,
+    FULL,
+    MOST_ON_CUDA,
+    Window,
+    common_size,
+    run_backward,
+    run_forward,
+)
 from sp.runtime.scores import TileScore
 
 _CPU_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -48,7 +57,7 @@ def check(q_BHRD: Tensor, k_BGCD: Tensor, v_BGCE: Tensor) -> None:
 
 def cut(tile: Tile, device: str) -> tuple[Tile, ...]:
     """Pieces as FlashAttention of `device` computes them best."""
-    return pieces.cut(tile, masks=device != "cuda")
+    return (tile,) if device == "cuda" else pieces.cut(tile)
 
 
 def forward(
@@ -57,6 +66,8 @@ def forward(
     """out_BHRE in q's dtype or float32, and lse_BHR in float32 (float64 for float64), of one piece.
 
     A row that sees nothing gets 0 and -inf."""
+    if score is None and q_BHRD.device.type == "cuda":
+        return run_forward(q_BHRD, k_BGCD, v_BGCE, window(tile), scale)
     if _is_alone(tile, score):
         return _forward_alone(q_BHRD, k_BGCD, v_BGCE, tile, scale)
     if not _takes_mask(q_BHRD, score):
@@ -81,6 +92,8 @@ def backward(
 
     Those of the score's leaves are added to `totals`."""
     operands = (grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE, lse_BHR)
+    if score is None and q_BHRD.device.type == "cuda":
+        return run_backward(*operands, window(tile), scale)
     if _is_alone(tile, score):
         return _backward_alone(*operands, tile, scale)
     if not _takes_mask(q_BHRD, score):
@@ -89,7 +102,20 @@ def backward(
     return blockwise.backward(_backward_masked, parts, *operands, tile, scale, score, totals)
 
 
+def window(tile: Tile) -> Window:
+    """The band of a trimmed tile, as CUDA's operator counts it: from the diagonal that ends in the last row and column.
+
+    Trimmed, every row and column of a tile has a visible pair, and so the last of both is visible: none is negative."""
+    corner = (tile.k1 - tile.k0) - (tile.q1 - tile.q0)
+    left = -1 if tile.lower is None else corner - tile.lower
+    right = -1 if tile.upper is None else tile.upper - corner
+    assert tile.lower is None or left >= 0, f"the last row of {tile} does not see its last column"
+    assert tile.upper is None or right >= 0, f"the last row of {tile} does not see its last column"
+    return Window(left, right)
+
+
 def _is_alone(tile: Tile, score: TileScore | None) -> bool:
+    """On CPU."""
     return score is None and pieces.shape(tile) != "band"
 
 
@@ -108,9 +134,9 @@ def _most_rows(tile: Tile) -> int | None:
 def _forward_alone(q_BHRD: Tensor, k_BGCD: Tensor, v_BGCE: Tensor, tile: Tile, scale: float) -> Results:
     kind = pieces.shape(tile)
     if kind != "anticausal":
-        return run_forward(q_BHRD, k_BGCD, v_BGCE, kind == "causal", scale)
+        return run_forward(q_BHRD, k_BGCD, v_BGCE, CAUSAL if kind == "causal" else FULL, scale)
     q_BHRD, k_BGCD, v_BGCE = _turned(q_BHRD, k_BGCD, v_BGCE)
-    out_BHRE, lse_BHR = run_forward(q_BHRD, k_BGCD, v_BGCE, True, scale)
+    out_BHRE, lse_BHR = run_forward(q_BHRD, k_BGCD, v_BGCE, CAUSAL, scale)
     return out_BHRE.flip(2), lse_BHR.flip(2)
 
 
@@ -126,9 +152,9 @@ def _backward_alone(
 ) -> Gradients:
     kind, operands = pieces.shape(tile), (grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE, lse_BHR)
     if kind != "anticausal":
-        return run_backward(*operands, kind == "causal", scale)
+        return run_backward(*operands, CAUSAL if kind == "causal" else FULL, scale)
     grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE, lse_BHR = _turned(*operands)
-    dq_BHRD, dk_BGCD, dv_BGCE = run_backward(grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE, lse_BHR, True, scale)
+    dq_BHRD, dk_BGCD, dv_BGCE = run_backward(grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE, lse_BHR, CAUSAL, scale)
     return dq_BHRD.flip(2), dk_BGCD.flip(2), dv_BGCE.flip(2)
 
 
@@ -143,9 +169,9 @@ def _forward_masked(
     if _is_alone(tile, score):  # a block of a band may be full
         return _forward_alone(q_BHRD, k_BGCD, v_BGCE, tile, scale)
     if score is None:  # each row of a tile sees something
-        return run_forward(q_BHRD, k_BGCD, v_BGCE, False, scale, _mask(tile, None, q_BHRD, q_BHRD.dtype))
+        return run_forward(q_BHRD, k_BGCD, v_BGCE, FULL, scale, _mask(tile, None, q_BHRD, q_BHRD.dtype))
     mask = _mask(tile, score, q_BHRD, q_BHRD.dtype)
-    out_BHRE, lse_BHR = run_forward(q_BHRD, k_BGCD, v_BGCE, False, scale, mask)
+    out_BHRE, lse_BHR = run_forward(q_BHRD, k_BGCD, v_BGCE, FULL, scale, mask)
     return out_BHRE, lse_BHR.masked_fill_(mask.amax(-1) == -torch.inf, -torch.inf)
 
 
@@ -165,7 +191,7 @@ def _backward_masked(
     if _is_alone(tile, score):
         return _backward_alone(*operands, lse_BHR, tile, scale)
     mask, lse_BHR = _mask(tile, score, q_BHRD, q_BHRD.dtype), lse_BHR.masked_fill(lse_BHR == -torch.inf, _NEVER)
-    return run_backward(*operands, lse_BHR, False, scale, mask)
+    return run_backward(*operands, lse_BHR, FULL, scale, mask)
 
 
 def _mask(tile: Tile, score: TileScore | None, q_BHRD: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,8 +8,9 @@ from sp.runtime.ops import noise as _noise
 from sp.runtime.ops import placement as _placement
 from sp.runtime.ops import reduction as _reduction
 from sp.runtime.ops import share as _share
+from sp.runtime.ops import sums as _sums
 
-del _attention, _move, _noise, _placement, _reduction, _share
+del _attention, _move, _noise, _placement, _reduction, _share, _sums
 
 attention = torch.ops.sp.attention.default
 shard = torch.ops.sp.shard.default
@@ -22,5 +23,21 @@ peak = torch.ops.sp.peak.default
 replicate = torch.ops.sp.replicate.default
 reduce = torch.ops.sp.reduce.default
 share = torch.ops.sp.share.default
+promise = torch.ops.sp.promise.default
+replicate_all = torch.ops.sp.replicate_all.default
 
-__all__ = ["attention", "move", "narrow", "noise", "peak", "reduce", "replicate", "shard", "share", "unshard", "widen"]
+__all__ = [
+    "attention",
+    "move",
+    "narrow",
+    "noise",
+    "peak",
+    "promise",
+    "reduce",
+    "replicate",
+    "replicate_all",
+    "shard",
+    "share",
+    "unshard",
+    "widen",
+]

@@ -6,8 +6,11 @@ q, k, v and their kin are local; `leaves`, the tensors that the score is compute
 length and the same on every rank.  What else the ops take is in `Call`: names and global facts, never a rank, so that
 all ranks hold the same graph; what a rank computes is looked up when the op runs.
 
-Results: `out` [B, H, S, E] in q's dtype and `lse` [B, H, S], the log of each row's sum of exponentials, which backward
-needs and which has no gradient.  `out` and all gradients are laid out [B, S, heads, size] in memory, so that the
+Results: `out` [B, H, S, E] in q's dtype and what is kept for backward, which has no gradient: `lse` [B, H, S], the log
+of each row's sum of exponentials, beside q, k, v and `out`; or, where a transport has dealt heads, five tensors instead
+of these: q, k, v, out and lse as it has dealt them (`Transport`), and behind them, under a score, the local `lse`: the
+last one is the local lse wherever a query may see nothing.  Backward takes five tensors either way, and `shape`, how
+many heads and tokens k has.  `out` and all gradients are laid out [B, S, heads, size] in memory, so that the
 `transpose(1, 2)` and `reshape` around an attention copy nothing; the kernels write them like that anyway.  The gradient
 of a leaf is this rank's part of it; a leaf that does not train gets an empty one from `attention_backward`, since an
 operator cannot return None.
@@ -27,23 +30,22 @@ from torch import Tensor
 from sp.errors import InputError
 from sp.mask import Band
 from sp.plan import Plan
-from sp.runtime.comm import World, find_world
 from sp.runtime.kernels import find_kernel
-from sp.runtime.merge import accumulation_dtype
 from sp.runtime.ops.order import keep_order
 from sp.runtime.scores import BoundScore
 from sp.runtime.stream import Saved
 from sp.runtime.transport import find_transport
+from sp.runtime.world import World, find_world
 from sp.score import Score
 
 _CALL = (
     "Tensor[] leaves, str mask, str score, float scale,"
     " SymInt length, SymInt keys, str layout, str transport, str kernel, str group"
 )
-_FORWARD = f"(Tensor q, Tensor k, Tensor v, {_CALL}) -> (Tensor, Tensor)"
-_SAVED = "Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
-_BACKWARD = f"({_SAVED}, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor[])"
+_FORWARD = f"(Tensor q, Tensor k, Tensor v, {_CALL}) -> (Tensor, Tensor[])"
+_BACKWARD = f"(Tensor grad_out, Tensor[] saved, SymInt[] shape, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor[])"
 
+Results = tuple[Tensor, list[Tensor]]
 Gradients = tuple[Tensor, Tensor, Tensor, list[Tensor]]
 
 
@@ -68,12 +70,12 @@ class Call:
     kernel: str
     group: str
 
-    def plan(self, q_BHSD: Tensor, k_BGSD: Tensor) -> tuple[Plan, World]:
+    def plan(self, queries: int, keys: int) -> tuple[Plan, World]:
         """What this rank computes, once its tensors are found to be as long as the layout says."""
         world = find_world(self.group)
         make = find_transport(self.transport).plan
-        plan = make(self.layout, Band.parse(self.mask), self.length, world.size, world.rank, self.keys)
-        found = q_BHSD.shape[2], k_BGSD.shape[2]
+        plan = make(self.layout, Band.parse(self.mask), self.length, world, self.keys)
+        found = queries, keys
         assert found == plan.local, (
             f"rank {world.rank} of {world.size} got {found[0]} queries and {found[1]} keys,"
             f" but its share of {(self.length, self.keys)} tokens is {plan.local} in the layout {self.layout!r}"
@@ -108,46 +110,51 @@ def check_leaves(leaves: list[Tensor], call: Call) -> None:
     assert len(leaves) == named, f"attention got {len(leaves)} leaves, its score {call.score!r} names {named}"
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+def _attention(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments: Any) -> Results:
     call = Call(*arguments)
     check(q, k, v, call.kernel)
     check_leaves(leaves, call)
-    plan, world = call.plan(q, k)
+    plan, world = call.plan(q.shape[2], k.shape[2])
     kernel, score = find_kernel(call.kernel), call.bind(leaves, plan, q.device)
     return find_transport(call.transport).forward(q, k, v, plan, kernel, call.scale, world, score)
 
 
-def _attention_fake(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments: Any) -> Results:
     keep_order()
     call = Call(*arguments)
     check(q, k, v, call.kernel)
     check_leaves(leaves, call)
     batch, heads, length, _ = q.shape
-    out_BSHE = q.new_empty((batch, length, heads, v.shape[3]))
-    return out_BSHE.transpose(1, 2), q.new_empty((batch, heads, length), dtype=accumulation_dtype(q.dtype))
+    kept = find_transport(call.transport).kept(
+        q, k, v, call.layout, (call.length, call.keys), call.group, bool(call.score)
+    )
+    return q.new_empty((batch, length, heads, v.shape[3])).transpose(1, 2), kept
 
 
-def _backward(grad_out: Tensor, *rest: Any) -> Gradients:
-    saved, leaves, call = Saved(*rest[:5]), rest[5], Call(*rest[6:])
-    plan, world = call.plan(saved.q_BHSD, saved.k_BGSD)
+def _backward(grad_out: Tensor, saved: list[Tensor], shape: list[int], *rest: Any) -> Gradients:
+    leaves, call, (groups, keys) = rest[0], Call(*rest[1:]), shape
+    plan, world = call.plan(grad_out.shape[2], keys)
     kernel, score = find_kernel(call.kernel), call.bind(leaves, plan, grad_out.device)
-    run = find_transport(call.transport).backward
-    dq, dk, dv, dleaves = run(grad_out, saved, plan, kernel, call.scale, world, score)
-    # dk and dv are copied in any case: they may share the buffer that travelled, and an operator's results share none.
-    dk, dv = dk.to(saved.k_BGSD.dtype, copy=True), dv.to(saved.v_BGSE.dtype, copy=True)
-    return dq.to(saved.q_BHSD.dtype), dk, dv, [grad.to(leaf.dtype) for grad, leaf in zip(dleaves, leaves, strict=True)]
+    run, dtype = find_transport(call.transport).backward, saved[0].dtype
+    q, k, v, out, lse = saved
+    dq, dk, dv, dleaves = run(grad_out, Saved(q, k, v, out, lse, groups), plan, kernel, call.scale, world, score)
+    trained = [grad.to(leaf.dtype) for grad, leaf in zip(dleaves, leaves, strict=True)]
+    return dq.to(dtype), dk.to(dtype), dv.to(dtype), trained
 
 
-def _backward_fake(grad_out: Tensor, *rest: Any) -> Gradients:
-    dq, dk, dv = (_empty_like(x) for x in rest[:3])
-    pairs = zip(rest[5], Score.parse(Call(*rest[6:]).score).leaves, strict=True)
+def _backward_fake(grad_out: Tensor, saved: list[Tensor], shape: list[int], *rest: Any) -> Gradients:
+    size, value_size = saved[0].shape[3], saved[2].shape[3]
+    batch, heads, length, _ = grad_out.shape
+    groups, keys = shape
+    shapes = (heads, length, size), (groups, keys, size), (groups, keys, value_size)
+    dq, dk, dv = (_empty(saved[0], batch, heads, length, width) for heads, length, width in shapes)
+    pairs = zip(rest[0], Score.parse(Call(*rest[1:]).score).leaves, strict=True)
     return dq, dk, dv, [given.new_empty(given.shape if leaf.trains else 0) for given, leaf in pairs]
 
 
-def _empty_like(x_BHSD: Tensor) -> Tensor:
-    """The same shape and dtype, laid out [B, S, H, D]."""
-    batch, heads, length, size = x_BHSD.shape
-    return x_BHSD.new_empty((batch, length, heads, size)).transpose(1, 2)
+def _empty(like: Tensor, batch: int, heads: int, length: int, width: int) -> Tensor:
+    """[B, heads, S, width], laid out [B, S, heads, width]."""
+    return like.new_empty((batch, length, heads, width)).transpose(1, 2)
 
 
 attention = torch.library.custom_op("sp::attention", _attention, mutates_args=(), schema=_FORWARD)
@@ -156,17 +163,22 @@ attention_backward = torch.library.custom_op("sp::attention_backward", _backward
 attention_backward.register_fake(_backward_fake)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     q, k, v, leaves, *arguments = inputs
-    out, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, k, v, out, lse, *leaves)
-    ctx.arguments = arguments
+    out, kept = output
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(*saved_tensors(q, k, v, out, kept), *leaves)
+    ctx.shape, ctx.arguments = k.shape[1:3], arguments
 
 
-def _gradients(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    q, k, v, out, lse, *leaves = ctx.saved_tensors
-    *grads, found = attention_backward(grad_out, q, k, v, out, lse, leaves, *ctx.arguments)
+def saved_tensors(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: list[Tensor]) -> list[Tensor]:
+    """What backward takes: what was kept, or the operands where that is lse alone."""
+    return [q, k, v, out, *kept] if len(kept) == 1 else kept[:5]
+
+
+def _gradients(ctx: Any, grad_out: Tensor, grad_kept: list[Tensor]) -> tuple[Any, ...]:
+    saved, leaves = list(ctx.saved_tensors[:5]), list(ctx.saved_tensors[5:])
+    *grads, found = attention_backward(grad_out, saved, list(ctx.shape), leaves, *ctx.arguments)
     named = Score.parse(Call(*ctx.arguments).score).leaves
     trained = [grad if leaf.trains else None for grad, leaf in zip(found, named, strict=True)]
     return (*grads, trained, *(None for _ in ctx.arguments))
@@ -183,7 +195,7 @@ def _register_autocast(device: str, key: str) -> None:
         eligible = isinstance(value, Tensor) and value.is_floating_point() and value.device.type == device
         return value.to(torch.get_autocast_dtype(device)) if eligible and value.dtype != torch.float64 else value
 
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(*arguments: Any) -> Results:
         with torch.autocast(device, enabled=False):
             return attention(*(lowered(value) for value in arguments))
 

@@ -17,6 +17,7 @@ what shall be; shift; fill, the value of elements that nothing is moved to; layo
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -26,9 +27,10 @@ import torch
 from torch import Tensor
 
 from sp.layout import Run, find_layout
-from sp.runtime.comm import Exchange, World, post_exchange
+from sp.runtime.comm import Exchange, post_exchange
 from sp.runtime.ops.order import keep_order
 from sp.runtime.ops.spans import Place, Span
+from sp.runtime.world import World
 
 _Piece = tuple[slice, slice]  # rows of the sender's part, rows of the receiver's
 _Bounds = tuple[int, int, int]  # start, length, total
@@ -104,8 +106,13 @@ def _pieces(
     """Which rows of the sender's part belong to which rows of the receiver's."""
     offset = new[0] - old[0] + shift  # from an element's old position to its new one
     found: list[_Piece] = []
+    theirs = [*_held(layout, world, new, receiver)]
+    ends = [_end(b) for _, b in theirs]
     for first, a in _held(layout, world, old, sender):
-        for second, b in _held(layout, world, new, receiver):
+        # Positions ascend, so that those that this run may meet stand next to each other.
+        for second, b in theirs[bisect_right(ends, a.start + offset) :]:
+            if b.start >= _end(a) + offset:
+                break
             assert a.stride == b.stride, "runs of one layout share their stride"
             begin, rest = max(a.start + offset, b.start), (a.start + offset - b.start) % a.stride
             count = (min(_end(a) + offset, _end(b)) - begin + a.stride - 1) // a.stride

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-COMMUNICATING = ("unshard", "move", "reduce", "attention", "attention_backward")
+COMMUNICATING = ("unshard", "move", "reduce", "attention", "attention_backward", "start_sums", "finish_sums")
 
 
 @cache

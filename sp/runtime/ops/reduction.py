@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sp.runtime.comm import World, all_reduce, find_world
+from sp.runtime.comm import all_reduce
 from sp.runtime.ops.order import keep_order
+from sp.runtime.world import World, find_world
 
 
 def _sum(world: World, x: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def _setup_reduce(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _reduce_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    return _replicate(gradient, ctx.group), None, None
+    return replicate_one(gradient, ctx.group), None, None
 
 
 class _Replicate(torch.autograd.Function):
@@ -95,7 +96,7 @@ class _Replicate(torch.autograd.Function):
         return reduce(gradients[0], "sum", ctx.group), None
 
 
-def _replicate(x: Tensor, group: str) -> Tensor:
+def replicate_one(x: Tensor, group: str) -> Tensor:
     """Replicated [shape] -> the same, for use in sharded computation."""
     result = _Replicate.apply(x, group)
     assert isinstance(result, Tensor)
@@ -134,4 +135,4 @@ peak.register_autograd(lambda ctx, _: (None, None, None), setup_context=_constan
 # that a view, which costs nothing, with an `sp::reduce` in its backward.
 _library = torch.library.Library("sp", "FRAGMENT")
 _library.define("replicate(Tensor(a) x, str group) -> Tensor(a)")
-_library.impl("replicate", _replicate, "CompositeImplicitAutograd")
+_library.impl("replicate", replicate_one, "CompositeImplicitAutograd")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sp.runtime.comm import find_world
+from sp.runtime.world import find_world
 
 
 class _Share(torch.autograd.Function):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from sp.layout import Run, find_layout
-from sp.runtime.comm import World, find_world
+from sp.runtime.world import World, find_world
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sp.plan import Tile, within
+from sp.tile import Tile, within
 
 OPEN, MIXED, HIDDEN, HIDDEN_SOFTLY, UNSEEN = b"omhs."
 # A score is evaluated on pieces that are at most so wide and, with the rows, so large.

@@ -116,5 +116,5 @@ def _owners(side: Side, device: torch.device) -> Tensor:
 def _last(plan: Plan, work_RR: list[list[int]]) -> int:
     """How many steps there are up to the last one in which any rank has work."""
     ranks = range(plan.world)
-    hops = [hop for hop in ranks if any(work_RR[rank][(rank - hop) % plan.world] for rank in ranks)]
+    hops = [hop for hop in ranks if any(work_RR[rank][plan.source(rank, hop)] for rank in ranks)]
     return min(max(hops, default=0) + 1, count_steps(plan))

@@ -1,21 +1,15 @@
-"""FlashAttention of torch against the dense kernel, piece by piece; the way to CUDA's operator on fake tensors."""
+"""FlashAttention of torch on CPU against the dense kernel, piece by piece; what it refuses."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sp.errors import InputError, StrategyError
-from sp.mask import CAUSAL
-from sp.plan import Tile, make_plan
-from sp.runtime.comm import World
+from sp.plan import Tile
 from sp.runtime.kernels import KERNELS, dense, find_kernel, flash
-from sp.runtime.ring import RING
-from sp.runtime.stream import Saved
 from tests.runtime.attention_reference import SCALE, relative_errors
 
 TILES = [
@@ -110,75 +104,3 @@ def test_refuses_what_the_operator_cannot_do(
 def test_unknown_kernel() -> None:
     with pytest.raises(StrategyError, match=r"'flush'(.|\n)*one of: dense, flash"):
         find_kernel("flush")
-
-
-class Recorder(TorchDispatchMode):
-    """The attention operators that are called, with their arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "attention" in str(func):
-            self.calls.append((str(func), args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-FORWARD = "aten._scaled_dot_product_flash_attention.default"
-BACKWARD = "aten._scaled_dot_product_flash_attention_backward.default"
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_cuda_operators_get_what_they_need(dtype: torch.dtype) -> None:
-    """No GPU is needed: fake tensors show which operator is called with what, and what shapes it returns."""
-    plan, kernel, world = make_plan("striped", CAUSAL, 16, 1, 0), find_kernel("flash"), World(0, 1)
-    with FakeTensorMode(), Recorder() as recorder:
-        q, grad = (torch.empty(2, 16, 4, 64, dtype=dtype, device="cuda").transpose(1, 2) for _ in range(2))
-        k, v = (torch.empty(2, 16, 2, 64, dtype=dtype, device="cuda").transpose(1, 2) for _ in range(2))
-        kernel.check(q, k, v)
-        out, lse = RING.forward(q, k, v, plan, kernel, SCALE, world, None)
-        *gradients, _ = RING.backward(grad, Saved(q, k, v, out, lse), plan, kernel, SCALE, world, None)
-    (forward, args, kwargs), (backward, back_args, back_kwargs) = recorder.calls
-    assert (forward, backward) == (FORWARD, BACKWARD)
-    assert args[3:] == (0.0, True)
-    assert kwargs == back_kwargs == {"scale": SCALE}
-    assert [x.shape[1] for x in args[:3]] == [4, 2, 2], "key heads are not expanded"
-    assert [x.shape[1] for x in back_args[:6]] == [4, 4, 2, 2, 4, 4]
-    assert all(x.stride(3) == 1 for x in (*args[:3], *back_args[:5]))
-    assert back_args[5].is_contiguous(), "CUDA's backward reads lse as [B, H, S] whatever its strides"
-    assert back_args[6:12] == (None, None, 16, 16, 0.0, True)
-    seed, offset = back_args[12:]
-    assert (seed.shape, offset.shape) == ((2,), ())
-    assert seed.dtype == offset.dtype == torch.uint64
-    assert (lse.shape, lse.dtype) == ((2, 4, 16), torch.float32)
-    for result, like in ((out, q), *zip(gradients, (q, k, v), strict=True)):
-        expected = dtype if result is out else torch.float32  # the dtype of sums
-        assert (result.shape, result.dtype, result.device) == (like.shape, expected, q.device)
-        assert result.transpose(1, 2).is_contiguous()
-
-
-def test_cuda_operators_get_heads_filled_up_to_multiples_of_8() -> None:
-    """The results are cut back."""
-    tile = Tile(0, 5, 0, 5, None, 0)
-    with FakeTensorMode(), Recorder() as recorder:
-        q, v = (torch.empty(1, 2, 5, size, dtype=torch.float16, device="cuda") for size in (60, 20))
-        out, lse = flash.forward(q, q, v, tile, SCALE, None)
-        gradients = flash.backward(out, q, q, v, out, lse, tile, SCALE, None, [])
-    (_, args, _), (_, back_args, _) = recorder.calls
-    assert {x.shape[3] for x in (*args[:3], *back_args[:5])} == {64}
-    assert [x.shape[3] for x in (out, *gradients)] == [20, 60, 60, 20]
-
-
-@pytest.mark.parametrize("tile", TILES[:4], ids=str)
-def test_cuda_never_gets_causal_rectangles(tile: Tile) -> None:
-    """With unequal lengths `is_causal` is aligned differently on the two devices."""
-    with FakeTensorMode(), Recorder() as recorder:
-        q = torch.empty(1, 2, tile.q1, 64, dtype=torch.bfloat16, device="cuda")
-        k = torch.empty(1, 2, tile.k1, 64, dtype=torch.bfloat16, device="cuda")
-        out, lse = flash.forward(q, k, k, tile, SCALE, None)
-        flash.backward(q, q, k, k, out, lse, tile, SCALE, None, [])
-    (_, args, _), (_, back_args, _) = recorder.calls
-    causal = args[4:] == (True,)  # a default is not passed on
-    assert causal == back_args[11] == (tile.kind != "full")
-    assert not causal or args[0].shape[2] == args[1].shape[2]

@@ -24,41 +24,20 @@ def seen(tiles: tuple[Tile, ...]) -> Counter[tuple[int, int]]:
     return Counter((x, y) for t in tiles for x in range(t.q0, t.q1) for y in range(t.k0, t.k1) if t.visible(x, y))
 
 
-@pytest.fixture(params=[(1, 1), (2, 2), (4, 2), (3, 1), (512, 256)], ids=str)
-def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Thresholds so small that small tiles meet every branch; gives the width below which a band is narrow."""
-    narrow, block = request.param
-    monkeypatch.setattr(pieces, "NARROW", narrow)
+@pytest.mark.parametrize(("least", "block"), [(1, 1), (1, 2), (3, 3), (64, 256)])
+def test_each_visible_pair_is_in_one_piece(least: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A band with one bound is cut into at most three pieces, one with two into blocks of rows."""
+    monkeypatch.setattr(pieces, "LEAST", least)
     monkeypatch.setattr(pieces, "BLOCK", block)
     cut.cache_clear()
-    yield narrow
-    cut.cache_clear()
-
-
-def test_each_visible_pair_is_in_one_piece(small: int) -> None:
-    for tile in trimmed_tiles(8):
+    for tile in trimmed_tiles(7):
         found = cut(tile)
         assert seen(found) == seen((tile,)), tile
         if tile.lower is None or tile.upper is None:
             assert len(found) <= (1 if tile.kind == "full" else 3)
             assert all(shape(piece) != "band" for piece in found), tile
-        elif tile.upper - tile.lower + 1 >= small:
-            assert all(shape(piece) != "band" for piece in found), tile
-
-
-def test_under_masks_each_visible_pair_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A band with two bounds is cut into blocks of rows and nothing else."""
-    for least, block in ((1, 1), (1, 2), (3, 3), (64, 256)):
-        monkeypatch.setattr(pieces, "LEAST", least)
-        monkeypatch.setattr(pieces, "BLOCK", block)
-        cut.cache_clear()
-        for tile in trimmed_tiles(6):
-            found = cut(tile, masks=True)
-            assert seen(found) == seen((tile,)), tile
-            if tile.lower is None or tile.upper is None:
-                assert all(shape(piece) != "band" for piece in found), tile
-            else:
-                assert all(piece.q1 - piece.q0 <= block or block > 6 for piece in found), tile
+        else:
+            assert all(piece.q1 - piece.q0 <= block or block > 7 for piece in found), tile
     cut.cache_clear()
 
 
@@ -72,7 +51,7 @@ def test_blocks_leave_out_what_sees_nothing(rows: int) -> None:
             assert all(0 < piece.q1 - piece.q0 <= rows for piece in found)
 
 
-def test_shapes_are_what_the_kernel_computes(small: int) -> None:
+def test_shapes_are_what_the_kernel_computes() -> None:
     rules = {"full": lambda _x, _y: True, "causal": lambda x, y: y <= x, "anticausal": lambda x, y: y >= x}
     for piece in (piece for tile in trimmed_tiles(6) for piece in cut(tile)):
         rows, columns = range(piece.q0, piece.q1), range(piece.k0, piece.k1)
@@ -89,14 +68,13 @@ def test_what_strategies_need_is_one_piece() -> None:
     assert cut(Tile(0, 8, 4, 8)) == (Tile(0, 8, 4, 8),)
 
 
-@pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("width", [1, 64, 511, 512, 1024, 4096])
-def test_a_window_costs_no_more_than_its_width(width: int, masks: bool) -> None:
+def test_a_window_costs_no_more_than_its_width(width: int) -> None:
     tile = trim(Tile(0, 1 << 14, 0, 1 << 14, 1 - width, 0))
     assert tile is not None
-    area = sum((piece.q1 - piece.q0) * (piece.k1 - piece.k0) for piece in cut(tile, masks))
-    assert area <= tile.area * (1.25 if masks else 1.6) + tile.q1 * (pieces.LEAST if masks else pieces.BLOCK)
-    assert len(cut(tile, masks)) <= (tile.q1 / pieces.LEAST if masks else 3 * tile.q1 / pieces.BLOCK)
+    area = sum((piece.q1 - piece.q0) * (piece.k1 - piece.k0) for piece in cut(tile))
+    assert area <= tile.area * 1.25 + tile.q1 * pieces.LEAST
+    assert len(cut(tile)) <= tile.q1 / pieces.LEAST
 
 
 def test_a_planted_overlap_is_seen() -> None:

@@ -17,7 +17,8 @@ from torch.fx import GraphModule
 from sp.errors import InputError, StrategyError
 from sp.layout import LAYOUTS
 from sp.mask import CAUSAL, Band
-from sp.runtime.ops.attention import attention, attention_backward
+from sp.runtime.ops.attention import attention, attention_backward, saved_tensors
+from sp.runtime.world import seat_name
 from sp.testing import ProcessWorld, run_ranks
 from tests.runtime.attention_reference import SCALE, make_inputs, relative_errors, single
 from tests.runtime.scored import CASES, leaves_of, trains
@@ -40,8 +41,9 @@ def test_opcheck(dtype: torch.dtype, kernel: str) -> None:
     qkv = requiring_grad(q, k, v)
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
     torch.library.opcheck(attention, (*qkv, *arguments(kernel=kernel)), **tolerance)
-    out, lse = attention(q, k, v, *arguments(kernel=kernel))
-    torch.library.opcheck(attention_backward, (grad, q, k, v, out, lse, *arguments(kernel=kernel)))
+    out, kept = attention(q, k, v, *arguments(kernel=kernel))
+    saved = saved_tensors(q, k, v, out, kept)
+    torch.library.opcheck(attention_backward, (grad, saved, k.shape[1:3], *arguments(kernel=kernel)))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 1, 3), (2, 1, 5, 1)], ids=str)
@@ -69,9 +71,10 @@ def test_opcheck_with_a_score(name: str, dtype: torch.dtype) -> None:
     how = scored(name, dtype)
     torch.library.opcheck(attention, (*requiring_grad(q, k, v), *how))
     with torch.no_grad():
-        out, lse = attention(q, k, v, *how)
+        out, kept = attention(q, k, v, *how)
     leaves = [x.detach() for x in how[0]]
-    torch.library.opcheck(attention_backward, (grad, q, k, v, out, lse, leaves, *how[1:]))
+    saved = saved_tensors(q, k, v, out, kept)
+    torch.library.opcheck(attention_backward, (grad, saved, k.shape[1:3], leaves, *how[1:]))
 
 
 def test_leaves_and_score_must_agree() -> None:
@@ -103,12 +106,13 @@ def test_memory_layout_is_what_the_fake_promises(size: int, mask: Band, kernel: 
         for dtype, first in itertools.product((torch.float32, torch.bfloat16), (False, True)):
             inputs = [x.contiguous() if first else x for x in make_inputs(local, dtype=dtype)]
             how = arguments(kernel=kernel, mask=mask, group=group.group_name)
-            results = attention(*inputs[:3], *how)
-            *gradients, leaves = attention_backward(inputs[3], *inputs[:3], *results, *how)
+            out, kept = attention(*inputs[:3], *how)
+            saved = saved_tensors(*inputs[:3], out, kept)
+            *gradients, leaves = attention_backward(inputs[3], saved, inputs[1].shape[1:3], *how)
             assert leaves == []
-            for x in (results[0], *gradients):
+            for x in (out, *gradients):
                 assert x.transpose(1, 2).is_contiguous()
-            assert results[1].is_contiguous()
+            assert kept[0].is_contiguous()
             assert [x.dtype for x in gradients] == [dtype] * 3
 
     run_ranks(size, rank)
@@ -130,7 +134,7 @@ def test_gradcheck() -> None:
 
 def test_lse_has_no_gradient_and_the_second_derivative_is_refused() -> None:
     q, k, v = requiring_grad(*make_inputs(LENGTH)[:3])
-    out, lse = attention(q, k, v, *arguments())
+    out, (lse,) = attention(q, k, v, *arguments())
     assert out.requires_grad
     assert not lse.requires_grad
     (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
@@ -195,7 +199,7 @@ def test_refuses_shapes(shapes: list[tuple[int, ...]], message: str, mode: Any) 
 
 def test_meta_tensors_pass() -> None:
     q = torch.empty(2, 4, LENGTH, 8, device="meta")
-    out, lse = attention(q, q, q, *arguments())
+    out, (lse,) = attention(q, q, q, *arguments())
     assert (out.shape, lse.shape) == (q.shape, q.shape[:3])
 
 
@@ -212,16 +216,16 @@ def test_refuses_unlike_dtypes_and_unknown_names() -> None:
 class Layer(nn.Module):
     """Projections around an attention, as a model has them."""
 
-    def __init__(self, group: str = "") -> None:
+    def __init__(self, group: str = "", layout: str = "striped", transport: str = "ring") -> None:
         super().__init__()
-        self.group = group
+        self.how = layout, transport, "flash", group
         self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
 
     def forward(self, x: Tensor, length: int) -> Tensor:
         batch, local, width = x.shape
         q, k, v = self.qkv(x).view(batch, local, 3, 4, 8).permute(2, 0, 3, 1, 4)
         # The scale is a literal, as in a captured graph; Dynamo would trace twice for a global.
-        out, _ = attention(q, k, v, [], "causal", "", 0.3, length, length, "striped", "ring", "flash", self.group)
+        out, _ = attention(q, k, v, [], "causal", "", 0.3, length, length, *self.how)
         return self.out(out.transpose(1, 2).reshape(batch, local, width)).square().sum()
 
 
@@ -245,15 +249,17 @@ def test_attention_is_never_recomputed_in_backward() -> None:
     assert [backward.count(f"sp.{name}.default") for name in ("attention", "attention_backward")] == [0, 1]
 
 
-def compare_compiled(backend: str, group: str, world: int, rank: int) -> tuple[float, int]:
+def compare_compiled(
+    backend: str, group: str, world: int, rank: int, layout: str = "striped", transport: str = "ring"
+) -> tuple[float, int]:
     """The largest relative error of compiled loss and gradients at several lengths, and how many graphs it took."""
     torch.manual_seed(0)
-    layer, counter = Layer(group), CompileCounterWithBackend(backend)
+    layer, counter = Layer(seat_name(group), layout, transport), CompileCounterWithBackend(backend)
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
     errors: list[float] = []
     for length in (12, 17, 31):
-        x = torch.randn(2, LAYOUTS["striped"].local_length(length, rank, world), 32, requires_grad=True)
+        x = torch.randn(2, LAYOUTS[layout].local_length(length, rank, world), 32, requires_grad=True)
         losses = [run(x, length) for run in (compiled, layer)]
         found, wanted = ([loss, *torch.autograd.grad(loss, (x, *layer.parameters()))] for loss in losses)
         errors += relative_errors(list(found), list(wanted))
@@ -280,7 +286,7 @@ class Biased(Layer):
 
     def forward(self, x: Tensor, length: int) -> Tensor:
         q, k, v = self.qkv(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-        how = ("causal", self.TEXT, 0.3, length, length, "striped", "ring", "flash", "")
+        how = ("causal", self.TEXT, 0.3, length, length, "striped", "ring", "flash", seat_name(""))
         out, _ = attention(q, k, v, [self.table, self.sink], *how)
         return self.out(out.transpose(1, 2).flatten(2)).square().sum()
 
@@ -299,14 +305,15 @@ def test_compiles_with_leaves_that_train(backend: str) -> None:
     assert counter.frame_count == 1
 
 
-def compare_compiled_on_a_rank() -> tuple[float, int]:
+def compare_compiled_on_a_rank(layout: str, transport: str) -> tuple[float, int]:
     group = dist.group.WORLD
     assert group is not None
-    return compare_compiled("inductor", group.group_name, group.size(), group.rank())
+    return compare_compiled("inductor", group.group_name, group.size(), group.rank(), layout, transport)
 
 
-def test_compiles_on_real_ranks(world2: ProcessWorld) -> None:
-    """Uneven shares too: the lengths 17 and 31 are odd."""
-    for error, graphs in world2.run(compare_compiled_on_a_rank):
+@pytest.mark.parametrize(("layout", "transport"), [("striped", "ring"), ("contiguous", "alltoall")])
+def test_compiles_on_real_ranks(world2: ProcessWorld, layout: str, transport: str) -> None:
+    """Uneven shares too: the lengths 17 and 31 are odd.  What is dealt and kept has symbolic sizes and comes back."""
+    for error, graphs in world2.run(compare_compiled_on_a_rank, layout, transport):
         assert error < 1e-5
         assert graphs == 1

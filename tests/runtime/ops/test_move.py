@@ -31,7 +31,7 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, "striped:2"])
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 11])
 def test_move_is_a_shift_of_the_whole(world: int, layout: str) -> None:
     def check(group: dist.ProcessGroup) -> None:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 
-from sp.runtime.comm import seat_name
 from sp.runtime.ops import attention, reduce, replicate, shard
 from sp.runtime.ops.order import COMMUNICATING
+from sp.runtime.world import seat_name
 from sp.testing import ProcessWorld
 from tests.runtime.fake_group import fake_group
 
@@ -72,7 +72,8 @@ def test_a_cache_on_disk_gives_each_rank_its_own_code() -> None:
 
 
 def test_every_op_is_known_to_communicate_or_not_to() -> None:
-    known = {f"sp::{name}" for name in (*COMMUNICATING, "shard", "narrow", "widen", "replicate", "noise", "peak")}
+    others = ("shard", "narrow", "widen", "replicate", "promise", "replicate_all", "noise", "peak")
+    known = {f"sp::{name}" for name in (*COMMUNICATING, *others)}
     assert known == {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("sp::")}
 
 

@@ -1,32 +1,38 @@
 """Peak memory of a rank's training step under a window and on packed documents: it grows like the length.
 
-    python benchmarks/masked_step.py --lengths 16384 32768 65536
+    python -m benchmarks masked --lengths 16384 32768 65536
 
 transformers' Mistral and Llama, tiny, striped over 2 ranks of one thread.  Memory is the most bytes of tensors alive at
 once during one forward and backward on the busier rank, weights and optimizer aside, counted by torch's profiler.  A
-sequence × sequence mask of truths alone would be 4 GiB at 65,536 tokens.
+sequence × sequence mask of truths alone would be 4 GiB at 65,536 tokens; the bound is growth like the length.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import transformers
-from tabulate import tabulate
 from torch import Tensor, nn
 
 import sp
+from benchmarks.result import Cell, Result, Table
+from benchmarks.suite import Benchmark
 from sp.testing import run_processes
 from sp.testing.memory import most_alive_bytes
 
 MIB = 2**20
 SHAPE = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1 << 20, "use_cache": False}
+
+
+@dataclass(frozen=True)
+class Options:
+    """width: tokens of the window; documents are about twice that."""
+
+    lengths: tuple[int, ...] = (16384, 32768, 65536)
+    width: int = 1024
 
 
 @dataclass(frozen=True)
@@ -69,36 +75,28 @@ def measure(job: Job) -> tuple[int, float]:
         model(**given).loss.backward()
 
     step()
-    os.environ["KINETO_LOG_LEVEL"] = "99"  # or the profiler says on stderr that it starts and stops
     start = time.perf_counter()
     step()
     seconds = time.perf_counter() - start
     return most_alive_bytes(step), seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[16384, 32768, 65536])
-    parser.add_argument("--width", type=int, default=1024, help="tokens of the window; documents are about twice that")
-    options = parser.parse_args()
-    rows: list[tuple[object, ...]] = []
+def run(options: Options) -> Result:
+    lengths = options.lengths
+    rows: list[list[Cell]] = []
     for kind, width in (("window", options.width), ("packed", 2 * options.width)):
-        found = [run_processes(2, measure, Job(kind, length, width), timeout_s=1200) for length in options.lengths]
+        found = [run_processes(2, measure, Job(kind, length, width), timeout_s=1200) for length in lengths]
         memory = [max(bytes_ for bytes_, _ in ranks) / MIB for ranks in found]
-        growth = [after / before for before, after in pairwise(memory)]
-        seconds = [max(seconds for _, seconds in ranks) for ranks in found]
-        rows.append(
-            (kind, *(f"{mib:.0f}" for mib in memory), *(f"{factor:.2f}" for factor in growth), f"{seconds[-1]:.1f}")
-        )
-    columns = [f"{length:,}" for length in options.lengths]
-    steps = [f"× at {column}" for column in columns[1:]]
-    print("peak MiB of a rank, by length\n")
-    print(
-        tabulate(
-            rows, headers=("mask", *columns, *steps, "s per longest step"), disable_numparse=True, stralign="right"
-        )
-    )
+        seconds = max(seconds for _, seconds in found[-1])
+        rows.append([kind, *memory, memory[-1] / memory[0], lengths[-1] / lengths[0], seconds])
+    columns = {"mask": "", **{f"{length:,}": ".1f" for length in lengths}}
+    columns |= {"last / first": ".2f", "bound": ".2f", "s per longest step": ".1f"}
+    return Result([Table("peak MiB of a rank's training step, by tokens", columns, rows)])
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "peak memory of a training step under a window and on packed documents, by length",
+    Options(),
+    Options(lengths=(96, 192), width=16),
+    run,
+)

@@ -1,0 +1,49 @@
+"""Whether a call fits the world that it is spread over: its lengths, and the caches that it goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sp.errors import InputError
+from sp.layout import find_layout
+from sp.options import Options
+from sp.request import Request
+from sp.runtime.world import World
+
+
+def check_length(request: Request, options: Options, world: World) -> None:
+    """InputError for fewer tokens than ranks, and for caches of another layout."""
+    if request.past is not None:
+        _check_caches(request, request.past, options, world)
+    shortest = min(request.lengths)
+    if not options.local_inputs and shortest < world.size:
+        raise InputError(
+            f"a sequence of {shortest} tokens cannot be spread over {world.size} ranks",
+            needed="at least one token for each rank",
+            remedy="use a longer sequence, or a smaller mesh",
+        )
+
+
+def _check_caches(request: Request, past: int, options: Options, world: World) -> None:
+    needed = find_layout(options.chosen.layout).local_length(past, world.rank, world.size)
+    pairs = zip(request.tensors, request.call.kept, strict=True)
+    found = next((x.shape[2] for x, kept in pairs if kept == "local" and x.shape[2] != needed), None)
+    if found is not None:
+        raise InputError(
+            f"a cache of {past} tokens holds {found} on rank {world.rank} of {world.size}",
+            needed=f"{needed}, as the {options.chosen.layout} layout deals them",
+            remedy="go on with a cache that this model has returned",
+        )
+
+
+def global_length(lengths: Sequence[int], options: Options) -> int:
+    """Of the whole sequence, of which the ranks hold so many tokens each; InputError where a layout deals others."""
+    layout, total = find_layout(options.chosen.layout), sum(lengths)
+    needed = [layout.local_length(total, rank, len(lengths)) for rank in range(len(lengths))]
+    if lengths != needed:
+        raise InputError(
+            f"the ranks hold {list(lengths)} tokens, {total} in all",
+            needed=f"{needed}, as the {layout.name} layout deals them",
+            remedy="cut the sequence with pmodel.layout.shard",
+        )
+    return total
