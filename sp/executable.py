@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from sp.caches import closed, sharded_cache
 from sp.choice import choose, estimate_program
 from sp.costs import Estimates
-from sp.errors import InputError
+from sp.errors import InputError, StrategyError
 from sp.fsdp import Hooks, sharded_modules, stand_ins
 from sp.options import BLOCKS, Options
 from sp.passes import distribution, preparation
@@ -197,6 +197,12 @@ def _runnable(
     if not sharded and options.compile != BLOCKS:
         return _compiled(bound, options), _slots(bound, model)
     parts = cut(bound, [path for path in sharded if path] if sharded else block_paths(bound.graph))
+    if sharded and parts.open:
+        raise StrategyError(
+            f"{parts.open[0]!r} cannot run by itself: {parts.open[1]!r} runs between its parts",
+            needed="modules that run one after another, each with its parameters in place",
+            remedy="call fully_shard on the module around both",
+        )
     return assemble(parts, bound, model, lambda code: _compiled(code, options)), []
 
 

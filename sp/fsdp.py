@@ -7,10 +7,10 @@ itself.  Capture needs parameters of full size and no hook: it sees stand-ins, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,18 @@ from sp.errors import StrategyError
 
 
 def sharded_modules(model: nn.Module) -> list[str]:
-    """The dotted names of the modules that `fully_shard` was called on; "" is the model itself."""
-    return [path for path, module in model.named_modules() if any(map(_is_ours, module._forward_pre_hooks.values()))]
+    """The dotted names of the modules that `fully_shard` was called on; "" is the model itself.
+
+    StrategyError for modules inside of each other: of nested parameters, no piece of the graph would have all."""
+    found = [path for path, module in model.named_modules() if any(map(_is_ours, module._forward_pre_hooks.values()))]
+    for outer in filter(None, found):
+        if inner := next((path for path in found if path.startswith(f"{outer}.")), None):
+            raise StrategyError(
+                f"fully_shard was called on {outer!r} and on {inner!r} inside of it",
+                needed="modules beside each other, and the model around them",
+                remedy="call it on one of the two",
+            )
+    return found
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,8 @@ def _is_ours(hook: object) -> bool:
 
 @contextmanager
 def stand_ins(model: nn.Module) -> Generator[None]:
-    """While a model is captured: its sharded parameters are whole (uninitialised), and FSDP's hooks are gone.
+    """While a model is captured: its sharded parameters are whole (uninitialised), of the dtype that FSDP computes in, and
+    FSDP's hooks are gone.
 
     StrategyError for parameters that something else has sharded, such as tensor parallelism."""
     if not (paths := sharded_modules(model)):
@@ -57,12 +68,14 @@ def stand_ins(model: nn.Module) -> Generator[None]:
         yield
         return
     taken = [_take_hooks(model.get_submodule(path)) for path in paths]
+    dtypes = _computing_dtypes(model, paths)
     made: dict[int, nn.Parameter] = {}
     changed: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and _is_sharded(parameter):
-                module._parameters[name] = made.setdefault(id(parameter), _whole(parameter))
+                whole = _whole(parameter, dtypes.get(id(parameter), parameter.dtype))
+                module._parameters[name] = made.setdefault(id(parameter), whole)
                 changed.append((module._parameters, name, parameter))
     try:
         yield
@@ -91,9 +104,20 @@ def _take_hooks(module: nn.Module) -> Callable[[], None]:
     return put_back
 
 
-def _whole(parameter: nn.Parameter) -> nn.Parameter:
+def _computing_dtypes(model: nn.Module, paths: Sequence[str]) -> dict[int, torch.dtype]:
+    """Of each parameter, by its id, what a mixed precision policy casts it to when it is gathered."""
+    found: dict[int, torch.dtype] = {}
+    for path in paths:  # the model comes before what is in it
+        module = model.get_submodule(path)
+        policy = cast(Any, module)._get_fsdp_state()._mp_policy
+        if policy.param_dtype is not None:
+            found.update((id(parameter), policy.param_dtype) for parameter in module.parameters())
+    return found
+
+
+def _whole(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     """As large as the parameter is where it is not sharded."""
-    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+    empty = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import sp
 from sp.models import Llama, LlamaConfig
@@ -171,15 +171,79 @@ def test_loss_gradients_and_steps_are_those_of_one_device(case: Case) -> None:
         assert all(relative_error(a, b) < 1e-12 for a, b in zip(found_parameters, parameters, strict=True))
 
 
-def test_a_mesh_without_the_axis_is_refused() -> None:
-    def work() -> str:
-        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-        with pytest.raises(sp.StrategyError) as caught:
-            sp.fully_shard(llama(), mesh)
-        return str(caught.value)
+class Crossed(nn.Module):
+    """A module that runs between the parts of another."""
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert "the mesh has the axes ['dp']\n  needed: one called 'sp'" in work()
-    finally:
-        dist.destroy_process_group()
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.a, self.b = nn.Embedding(61, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.a(self.b(self.a(self.e(ids)).sin()).sin())
+
+
+def refused(kind: str) -> str:
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("sp",))
+    if kind == "axis":
+        return message(lambda: sp.fully_shard(llama(), mesh, axis="dp"))
+    model = Crossed() if kind == "crossed" else llama()
+    parts = [model.get_submodule(path) for path in (("a", "b") if kind == "crossed" else ("blocks.0.mlp", "blocks.0"))]
+    if kind == "tensor parallel":
+        parallelize_module(model, mesh, {"head": ColwiseParallel()})
+    else:
+        for part in parts:
+            fully_shard(part, mesh=mesh)
+    return message(lambda: sp.parallelize(model, mesh=mesh, compile=False)(batch(1)))
+
+
+def message(run: Callable[[], object]) -> str:
+    with pytest.raises(sp.StrategyError) as caught:
+        run()
+    return str(caught.value)
+
+
+REFUSALS = {
+    "axis": "the mesh has the axes ['sp']\n  needed: one called 'dp'",
+    "crossed": "'a' cannot run by itself: 'b' runs between its parts",
+    "nested": "fully_shard was called on 'blocks.0' and on 'blocks.0.mlp' inside of it",
+    "tensor parallel": "the parameter 'head.weight' is a DTensor, and no fully_shard put it there",
+}
+
+
+def test_what_does_not_compose_is_refused() -> None:
+    for kind, said in zip(REFUSALS, run_processes(1, all_refused)[0], strict=True):
+        assert REFUSALS[kind] in said
+
+
+def all_refused() -> list[str]:
+    return [refused(kind) for kind in REFUSALS]
+
+
+def mixed(parallel: bool) -> tuple[float, list[Tensor]]:
+    """A step in bfloat16 with parameters in float32: under sp on two ranks, or FSDP alone on each."""
+    mesh = init_device_mesh("cpu", (1, 2) if parallel else (2, 1), mesh_dim_names=("dp", "sp"))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = make("llama").float()
+    run = model
+    for module in (*model.blocks, model):  # type: ignore[misc]
+        fully_shard(module, mesh=mesh._flatten("flat"), mp_policy=policy)
+    sum_only(model, 1 if parallel else 2)
+    if parallel:
+        run = sp.parallelize(model, mesh=mesh["sp"], compile=False, sync_gradients=False)
+    ids = batch(2)
+    loss = loss_of(run(ids, labels=ids))
+    loss.backward()
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    return loss.item(), [whole(parameter.grad) for parameter in model.parameters()]
+
+
+def test_a_policy_of_mixed_precision_is_fsdp_s_own() -> None:
+    """Both are off the float64 gradients by as much: what bfloat16 rounds."""
+    model, ids = make("llama"), batch(2)
+    loss = loss_of(model(ids, labels=ids))
+    exact = torch.autograd.grad(loss, list(model.parameters()))
+    (found_loss, found), (usual_loss, usual) = (run_processes(2, mixed, parallel)[0] for parallel in (True, False))
+    assert abs(found_loss - loss.item()) < 2 * abs(usual_loss - loss.item()) + 0.01
+    for mine, theirs, right in zip(found, usual, exact, strict=True):
+        assert mine.dtype == torch.float32
+        assert relative_error(mine.double(), right) < 2 * relative_error(theirs.double(), right) + 1e-3

@@ -52,6 +52,17 @@ def test_train_bytes_says_that_there_is_no_compiler(tmp_path):
     assert "not compiled: this machine lacks a C++ compiler" in done.stdout.splitlines()[0]
 
 
+SHARDED = ["--steps", "2", "--length", "101", "--layers", "2", "--width", "32"]
+
+
+@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]])
+def test_train_sharded_writes_a_checkpoint_that_a_plain_model_reads(launcher):
+    done = python(*launcher, "examples/train_sharded.py", *SHARDED)
+    assert done.returncode == 0, done.stderr
+    assert [line.split("|")[4].strip() for line in done.stdout.splitlines()[2:6]] == ["25%"] * 4
+    assert done.stdout.splitlines()[-1].endswith(", the same")
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
