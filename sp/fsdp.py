@@ -59,8 +59,8 @@ def _is_ours(hook: object) -> bool:
 
 @contextmanager
 def stand_ins(model: nn.Module) -> Generator[None]:
-    """While a model is captured: its sharded parameters are whole (uninitialised), of the dtype that FSDP computes in, and
-    FSDP's hooks are gone.
+    """While a model is captured: its sharded parameters are whole (uninitialised), of the dtype that FSDP computes in,
+    and FSDP's hooks are gone.
 
     StrategyError for parameters that something else has sharded, such as tensor parallelism."""
     if not (paths := sharded_modules(model)):
