@@ -60,7 +60,7 @@ def block_paths(graph: fx.Graph) -> list[str]:
 def cut(module: fx.GraphModule, paths: Collection[str]) -> Pieces:
     """Cut the graph of `module` into pieces.  `paths`: dotted names of modules, none inside of another."""
     owners = _owners(module.graph, paths)
-    called = [path for path in paths if path in set(owners.values())]
+    known = [path for path in paths if path in set(owners.values())]
     pieces = _ordered(module.graph, owners)
     whole, shared = fx.Graph(), dict[str, fx.GraphModule]()
     values = {node: whole.node_copy(node) for node in module.graph.find_nodes(op="placeholder")}
@@ -78,7 +78,7 @@ def cut(module: fx.GraphModule, paths: Collection[str]) -> Pieces:
         made.append(_reading(returned))
     whole.output(map_arg(end.args[0], values.__getitem__))
     found = {piece.path for piece in made}
-    return Pieces(whole, tuple(made), tuple(path for path in called if path not in found))
+    return Pieces(whole, tuple(made), tuple(path for path in known if path not in found))
 
 
 def _reading(attributes: Sequence[fx.Node]) -> Piece:
