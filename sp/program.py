@@ -93,13 +93,15 @@ NOISE_SEED = "noise_seed"  # what the call's dropouts are drawn from
 class Port:
     """One tensor that enters or leaves the program.  `dim` is where its sequence lives, None if it has none.
 
-    kept: the name of the cache that an output is part of.  total: how many positions the sequence of an output has."""
+    kept: the name of the cache that an output is part of.  total: how many positions the sequence of an output has.
+    whole_bytes: of an output that is gathered."""
 
     name: str
     dim: int | None
     local: bool = False
     kept: str = ""
     total: sympy.Expr | None = field(default=None, repr=False)
+    whole_bytes: sympy.Expr | None = field(default=None, repr=False)
 
     @property
     def is_added(self) -> bool:

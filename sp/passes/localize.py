@@ -23,7 +23,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from sp.passes.attention import AXIS
-from sp.passes.fxtools import op_name
+from sp.passes.fxtools import op_name, product, shape
 from sp.passes.local_graph import LocalGraph
 from sp.passes.lowering import LOWERINGS, moved
 from sp.passes.output_forms import OutputForm, form_of
@@ -182,7 +182,8 @@ class _Localizer:
             local = sharded is not None and form_of(port, outputs) == "local"
             results.append(self._gathered(value, placement, port.name, local))
             dim, total = (None, None) if sharded is None else (sharded.dim, sharded.total)
-            ports.append(Port(port.name, dim, local, port.kept, total))
+            whole = None if sharded is None or local else product(shape(value)) * value.meta["val"].dtype.itemsize
+            ports.append(Port(port.name, dim, local, port.kept, total, whole))
         self.out.graph.output(tuple(results))
         return tuple(ports)
 

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 WORLDS = (2, 3, 4)
-ONE_AXIS = [name for name in STRATEGIES if name not in ("usp", "auto")]
+ONE_AXIS = [name for name, strategy in STRATEGIES.items() if not strategy.axes]
 
 
 def model_of(heads: int, kv_heads: int, size: int) -> nn.Module:

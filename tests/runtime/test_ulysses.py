@@ -137,7 +137,7 @@ def test_what_was_dealt_is_kept_in_place_of_what_was_given(heads: tuple[int, int
         call = [], "causal", "", SCALE, length, length, "contiguous", NAME, "dense", group.group_name
         out, kept = attention(q.requires_grad_(), k, v, *call)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            promised = ulysses.dealt_like(q, k, v, "contiguous", (length, length), group.group_name)
+            promised = ulysses.dealt_like(q, k, v, "contiguous", (length, length), group.group_name, False)
         assert [layout_of(x) for x in kept] == [layout_of(x) for x in promised]
         assert not any(x.requires_grad for x in kept)
         saved = out.grad_fn.saved_tensors  # type: ignore[union-attr]

@@ -174,8 +174,8 @@ def test_the_ops_trace(dtype: torch.dtype, size: int) -> None:
 
     def step(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, name: str) -> tuple[Tensor, ...]:
         call = ([], "causal", "", SCALE, 16, 16, "striped", "ring", "flash", name)
-        out, lse = attention(q, k, v, *call)
-        dq, dk, dv, _ = attention_backward(grad, q, k, v, out, lse, *call)
+        out, kept = attention(q, k, v, *call)
+        dq, dk, dv, _ = attention_backward(grad, [q, k, v, out, *kept], list(k.shape[1:3]), *call)
         return out, dq, dk, dv
 
     with fake_group(1, 2) as name, FakeTensorMode(), torch.no_grad():
