@@ -50,18 +50,19 @@ def train(args: argparse.Namespace, checkpoint: str) -> tuple[list[float], float
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
+    held = sum(part.to_local().numel() for part in model.parameters() if isinstance(part, DTensor))
     dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=checkpoint)
     ids = text.batch(-1, 1, args.length)
     with torch.no_grad():
         last = model(ids, labels=ids).loss.item()
-    return losses, last, sum(part.to_local().numel() for part in model.parameters() if isinstance(part, DTensor))
+    return losses, last, held
 
 
 def reload(args: argparse.Namespace, checkpoint: str) -> float:
     """The loss of a plain model in this process alone that has read the checkpoint."""
     model = make_model(args)
     state = {"model": get_model_state_dict(model)}
-    dcp.load(state, checkpoint_id=checkpoint)
+    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
     set_model_state_dict(model, state["model"])
     ids = PythonSources().batch(-1, 1, args.length)
     with torch.no_grad():
