@@ -205,14 +205,18 @@ def _sized(x: Tensor, dim: int, size: int) -> list[int]:
 
 
 def _swap(world: World, pieces: list[list[Tensor]], shapes: list[list[list[int]]]) -> list[list[Tensor]]:
-    """`pieces[r]` go to rank r, and from there come pieces of `shapes[r]`; all of one dtype."""
-    send = pieces[0][0].new_empty(sum(x.numel() for x in chain(*pieces)))
+    """`pieces[r]` go to rank r, and from there come pieces of `shapes[r]`; all of one dtype.  A rank's own stay as they
+    are: nobody packs and sends them."""
+    own = pieces[world.rank]
+    pieces = [row if rank != world.rank else [] for rank, row in enumerate(pieces)]
+    shapes = [row if rank != world.rank else [] for rank, row in enumerate(shapes)]
+    send = own[0].new_empty(sum(x.numel() for x in chain(*pieces)))
     rooms = _rooms(send, [x.shape for x in chain(*pieces)])
     for room, x in zip(rooms, chain(*pieces), strict=True):
         room.copy_(x)
     to, source = [sum(map(Tensor.numel, row)) for row in pieces], [sum(map(prod, row)) for row in shapes]
-    arrived = all_to_all(world, send, to, source)
-    return [_rooms(flat, row) for flat, row in zip(arrived.split(source), shapes, strict=True)]
+    arrived = zip(all_to_all(world, send, to, source).split(source), shapes, strict=True)
+    return [own if rank == world.rank else _rooms(flat, row) for rank, (flat, row) in enumerate(arrived)]
 
 
 def _rooms(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
