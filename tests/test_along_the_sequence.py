@@ -78,6 +78,7 @@ def test_on_four_processes(world4: ProcessWorld) -> None:
     assert max(world4.run(compare, [(9, 6), (4, 13)], "striped", False)) < BOUND
 
 
-@pytest.mark.parametrize("strategy", ["zigzag", pytest.param("striped", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["zigzag", "striped"])
+@pytest.mark.slow
 def test_compiled(world2: ProcessWorld, strategy: str) -> None:
     assert max(world2.run(compare, [(9, 6), (4, 13)], strategy, True, timeout_s=300.0)) < BOUND

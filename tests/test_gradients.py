@@ -12,7 +12,7 @@ import sp
 from sp.gradients import sum_gradients
 from sp.models import Llama, LlamaConfig
 from sp.runtime.world import find_world
-from sp.testing import run_processes, run_ranks
+from sp.testing import ProcessWorld, run_ranks
 from sp.testing.compare import relative_error
 
 
@@ -108,7 +108,7 @@ def ddp(sync: bool) -> tuple[list[float], list[Tensor]]:
     return losses, [parameter.detach() for parameter in model.parameters()]
 
 
-def test_ddp_and_zero_over_another_axis() -> None:
+def test_ddp_and_zero_over_another_axis(world4: ProcessWorld) -> None:
     """Each replica of the model sums over its sequence, DDP takes the mean over the replicas."""
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -119,7 +119,7 @@ def test_ddp_and_zero_over_another_axis() -> None:
         torch.stack(found).mean().backward()
         losses.append([each.item() for each in found])
         optimizer.step()
-    for rank, (found, parameters) in enumerate(run_processes(4, ddp, True, timeout_s=300)):
+    for rank, (found, parameters) in enumerate(world4.run(ddp, True, timeout_s=300)):
         assert torch.allclose(torch.tensor(found), torch.tensor([step[rank // 2] for step in losses]), rtol=1e-12)
         # AdamW divides by the root of squares: where a gradient is tiny, its rounding is not.
         assert all(relative_error(a, b) < 1e-8 for a, b in zip(parameters, model.parameters(), strict=True))

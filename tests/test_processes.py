@@ -99,7 +99,8 @@ def test_four_processes_on_two_axes(world4, name, strategy):
     check(world4, name, strategy, 1e-11)
 
 
-@pytest.mark.parametrize("strategy", ["usp", pytest.param("double_ring", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["usp", "double_ring"])
+@pytest.mark.slow
 def test_compiled_on_two_axes(world4, strategy):
     check(world4, "llama", strategy, 1e-11, compiled=True)
 
