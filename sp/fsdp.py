@@ -7,8 +7,8 @@ itself.  Capture needs parameters of full size and no hook: it sees stand-ins, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -67,25 +67,29 @@ def stand_ins(model: nn.Module) -> Generator[None]:
         _refuse_others(model)
         yield
         return
-    taken = [_take_hooks(model.get_submodule(path)) for path in paths]
-    dtypes = _computing_dtypes(model, paths)
+    with ExitStack() as put_back:  # whatever fails here, the model is what it was
+        for path in paths:
+            put_back.callback(_take_hooks(model.get_submodule(path)))
+        _stand_in(model, _computing_dtypes(model, paths), put_back)
+        yield
+
+
+def _stand_in(model: nn.Module, dtypes: Mapping[int, torch.dtype], put_back: ExitStack) -> None:
+    """Whole parameters in the places of sharded ones, until `put_back` closes."""
     made: dict[int, nn.Parameter] = {}
-    changed: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and _is_sharded(parameter):
-                whole = _whole(parameter, dtypes.get(id(parameter), parameter.dtype))
-                module._parameters[name] = made.setdefault(id(parameter), whole)
-                changed.append((module._parameters, name, parameter))
-    try:
-        yield
-    finally:
-        for held, name, parameter in changed:
-            held[name] = parameter
-        for parameter in made.values():  # programs keep them, for their names
-            parameter.data = parameter.data.new_empty(0)
-        for put_back in taken:
-            put_back()
+                if id(parameter) not in made:
+                    made[id(parameter)] = _whole(parameter, dtypes.get(id(parameter), parameter.dtype))
+                    put_back.callback(_empty, made[id(parameter)])
+                put_back.callback(module._parameters.__setitem__, name, parameter)
+                module._parameters[name] = made[id(parameter)]
+
+
+def _empty(parameter: nn.Parameter) -> None:
+    """Programs keep it for its name."""
+    parameter.data = parameter.data.new_empty(0)
 
 
 def _take_hooks(module: nn.Module) -> Callable[[], None]:

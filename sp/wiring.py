@@ -8,6 +8,7 @@ never by the ranks that share a sequence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -18,10 +19,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from sp.api import parallelize
 from sp.errors import StrategyError
 from sp.module import ParallelModule
+from sp.passes.output_forms import OutputForm
 
 
 def fully_shard(
-    model: nn.Module, mesh: DeviceMesh, strategy: str = "striped", *, axis: str = "sp", **options: Any
+    model: nn.Module,
+    mesh: DeviceMesh,
+    strategy: str = "striped",
+    *,
+    axis: str = "sp",
+    outputs: OutputForm = "global",
+    compile: bool | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
 ) -> ParallelModule:
     """`model` with its parameters sharded over all of `mesh`, its sequence spread over the axis `axis` of it.
 
@@ -31,9 +39,8 @@ def fully_shard(
 
     Blocks are the elements of the model's outermost lists; each is gathered when it runs.  Ranks along `axis` get the
     same batch, ranks along the other axes batches of their own; the gradient is that of the mean of their losses, as
-    with DDP.  For other ways to shard, call torch's `fully_shard` yourself and parallelize with `sync_gradients=False`.
-
-    options: of `sp.parallelize`.  Raises StrategyError for a mesh without such an axis."""
+    with DDP.  For other ways to shard, and other options, call torch's `fully_shard` yourself and `sp.parallelize` with
+    `sync_gradients=False`; what both take means the same.  Raises StrategyError for a mesh without such an axis."""
     from torch.distributed.fsdp import FSDPModule  # importing sp does not take the time to import FSDP
     from torch.distributed.fsdp import fully_shard as shard_module
 
@@ -54,7 +61,7 @@ def fully_shard(
             module.set_gradient_divide_factor(float(replicas))
             # gloo knows no sum that multiplies first
             module.set_force_sum_reduction_for_comms(dist.get_backend(flat.get_group()) == "gloo")
-    return parallelize(model, strategy, mesh=mesh[axis], sync_gradients=False, **options)
+    return parallelize(model, strategy, mesh=mesh[axis], sync_gradients=False, outputs=outputs, compile=compile)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
