@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from sp.costs.machine import Machine, find_machine
 from sp.costs.phase import Job, Phase
 from sp.costs.reasons import Priced, reasons
 from sp.costs.shape import ModelShape
-from sp.costs.table import estimates_table
+from sp.costs.table import estimates_dict, estimates_table
 from sp.costs.transports import TRANSPORTS
 from sp.costs.workload import Attending, Workload
 from sp.errors import InputError, StrategyError
@@ -87,6 +88,10 @@ class Estimates:
 
     def __str__(self) -> str:
         return estimates_table(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same facts as plain data, ready for json.  Seconds of a step, bytes of one rank."""
+        return estimates_dict(self)
 
 
 def estimate(

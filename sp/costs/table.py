@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
@@ -22,6 +22,19 @@ def estimates_table(estimates: Estimates) -> str:
     of = "one sequence" if work.batch == 1 else f"{work.batch} sequences"
     note = f"Of one rank and {of}; why: what an even share at full speed would not take."
     return "\n".join([head, "", *(line.rstrip() for line in text.splitlines()), note, *_refused(estimates)])
+
+
+def estimates_dict(estimates: Estimates) -> dict[str, Any]:
+    """Of each strategy what the table shows of it."""
+    numbers = ("seconds", "exposed", "sent", "memory", "fits", "why")
+    return {
+        "machine": estimates.machine.name,
+        "estimates": [
+            {"strategy": each.strategy.name, **{name: getattr(each, name) for name in numbers}}
+            for each in estimates.found
+        ],
+        "refused": dict(estimates.refused),
+    }
 
 
 def _refused(estimates: Estimates) -> list[str]:

@@ -29,20 +29,4 @@ def _slower(each: Estimate, best: Estimate) -> str:
 
 def choice_dict(estimates: Estimates, chosen: str) -> dict[str, Any]:
     """The same facts as plain data.  Seconds of a step, bytes of one rank."""
-    return {
-        "chosen": chosen,
-        "machine": estimates.machine.name,
-        "estimates": [
-            {
-                "strategy": each.strategy.name,
-                "seconds": each.seconds,
-                "exposed": each.exposed,
-                "sent": each.sent,
-                "memory": each.memory,
-                "fits": each.fits,
-                "why": each.why,
-            }
-            for each in estimates.found
-        ],
-        "refused": dict(estimates.refused),
-    }
+    return {"chosen": chosen, **estimates.as_dict()}
