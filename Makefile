@@ -13,7 +13,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-gpu lint format bench golden zoo fuzz clean
+.PHONY: help demo test test-slow test-gpu lint format bench golden zoo errors fuzz docs clean
 
 help:  ## Print this table
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -48,6 +48,9 @@ golden: $(VENV)/.dev  ## Write the golden files anew; read the diff before you c
 
 zoo: $(VENV)/.dev  ## Write docs/zoo.md anew, or the rows of some families: ARGS="Llama 'Qwen2 (window)'"
 	$(BIN)/python -m tests.zoo.table $(ARGS)
+
+errors: $(VENV)/.dev  ## Write docs/errors.md anew, from the sources
+	$(BIN)/python -m tests.catalogue
 
 fuzz: $(VENV)/.dev  ## Run many random programs; others: ARGS="--count 3000 --seed 100000"
 	$(BIN)/python -m tests.fuzz.sweep $(ARGS)
