@@ -46,6 +46,9 @@ bench: $(VENV)/.bench  ## Measure everything, the bound beside each figure; some
 golden: $(VENV)/.dev  ## Write the golden files anew; read the diff before you commit it
 	$(BIN)/python -m pytest -m "not slow" --update-golden $(ARGS)
 
+docs: $(VENV)/.docs  ## Build the pages of docs/ into docs/_build, every warning an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
+
 zoo: $(VENV)/.dev  ## Write docs/zoo.md anew, or the rows of some families: ARGS="Llama 'Qwen2 (window)'"
 	$(BIN)/python -m tests.zoo.table $(ARGS)
 
@@ -56,7 +59,7 @@ fuzz: $(VENV)/.dev  ## Run many random programs; others: ARGS="--count 3000 --se
 	$(BIN)/python -m tests.fuzz.sweep $(ARGS)
 
 clean:  ## Delete caches, builds and what the examples wrote; .venv stays
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out examples/out benchmarks/out
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out examples/out benchmarks/out docs/_build
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # Many ranks share the cores of one machine: a thread each, unless the caller says otherwise.
@@ -80,6 +83,10 @@ $(VENV)/.examples: pyproject.toml constraints.txt $(VENV)/.torch
 
 $(VENV)/.bench: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.torch
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
