@@ -18,8 +18,8 @@ HEADER = """# The error catalogue
 
 Every error of `sp` is an `sp.SpError`, which is a `ValueError`. It says what was found, what was needed, and what to
 do; `…` stands for names and numbers of your own. A refused model (`UnsupportedModelError`) lists all of its reasons at
-once, each with the node, your source line and a remedy. An error of one rank is raised on every rank of the group, before
-any data is exchanged. That each of them is read by a test is a test itself.
+once, each with the node, your source line and a remedy. An error of one rank is raised on every rank of the group,
+before any data is exchanged. That each of them is read by a test is a test itself.
 
 Written by `make errors`; do not edit.
 """
