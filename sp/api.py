@@ -189,7 +189,7 @@ def check(
 
 def _check_plain(model: nn.Module) -> None:
     if isinstance(model, ParallelModule):
-        raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.model`")
+        raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.plain`")
 
 
 def _options(

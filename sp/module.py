@@ -28,6 +28,18 @@ from sp.validation import check_call
 
 # The contents of the inputs are compared on the first calls of each capture; everything else on every call.
 CONTENT_CHECKS = 3
+# Shared with the model, not copied: what is registered on one is there on the other.  Of hooks those of `state_dict`
+# alone, which is the model's own; those of forward run around the call.
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 # With validate=True a capture is tried in a world of its own size, but of no more threads than these, or 2 x 2.
 VALIDATION_RANKS = 4
 
@@ -36,16 +48,17 @@ class ParallelModule(nn.Module):
     """The same model, its sequence spread over the ranks.  Made by `sp.parallelize`.
 
     It shares the model's parameters, buffers and submodules under their own names, so that optimizers, checkpoints,
-    tied weights and `.to()` see what they saw before.  Attributes that it lacks are read from the model."""
+    tied weights and `.to()` see what they saw before.  Attributes that it lacks are read from the model;
+    `.plain` is the model itself, which may well have a part called `model`."""
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         super().__init__()
         # Not registered as a submodule: names must not change.
-        self.__dict__["model"] = model
+        self.__dict__["plain"] = model
         self.__dict__["options"] = options
         self.__dict__["executables"] = list[Executable]()
         self.__dict__["training"] = model.training
-        for shared in ("_parameters", "_buffers", "_modules"):
+        for shared in _SHARED:
             self.__dict__[shared] = getattr(model, shared)
 
     @property
@@ -75,14 +88,14 @@ class ParallelModule(nn.Module):
         request, lengths = self._agree_on_call(world, args, kwargs)
         executable = self._agree_on_program(world, request, lengths)
         seed = draw_seed(world, self.options.generator, self._device()) if executable.is_noisy else None
-        return executable(self.model, request, lengths, seed)
+        return executable(self.plain, request, lengths, seed)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own `generate`, every forward of it on all ranks.  All ranks call it alike, and get the same.
 
         Keys and values stay on their ranks: a step sends a few numbers for each head.  RankMismatchError where tokens
         are sampled and the ranks' random states differ."""
-        return generate(self, self.model, find_world(self.options.group), args, kwargs)
+        return generate(self, self.plain, find_world(self.options.group), args, kwargs)
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
@@ -107,29 +120,33 @@ class ParallelModule(nn.Module):
 
     def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Capture now, for calls like this one, without any communication.  Tensors are taken to be global."""
-        request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
+        request = Request.of(self.plain, args, kwargs, self.options.sequence_dim)
         self._executable(request, request.lengths)
 
     def train(self, mode: bool = True) -> Self:
-        self.model.train(mode)
+        self.plain.train(mode)
         return super().train(mode)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own, key for key."""
-        return self.model.state_dict(*args, **kwargs)
+        return self.plain.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model.load_state_dict(*args, **kwargs)
+        return self.plain.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Called in place of `load_state_dict` where this is a part of a larger model."""
+        self.plain._load_from_state_dict(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["model"], name)
+            return getattr(self.__dict__["plain"], name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
         """A copy of the model over the same group; it captures anew."""
-        return ParallelModule(copy.deepcopy(self.model, memo), self.options)
+        return ParallelModule(copy.deepcopy(self.plain, memo), self.options)
 
     def _latest(self) -> Executable:
         if not self.executables:
@@ -143,7 +160,7 @@ class ParallelModule(nn.Module):
         """The call and its global lengths; every rank raises if any rank's call does not fit."""
         request, failure = None, None
         try:
-            request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
+            request = Request.of(self.plain, args, kwargs, self.options.sequence_dim)
             check_length(request, self.options, world)
             statement = self._statement(request)
         except SpError as error:
@@ -195,7 +212,7 @@ class ParallelModule(nn.Module):
         for known in self.executables:
             if known.fits(request, lengths) and known.sync_gradients == self.options.sync_gradients:
                 return known
-        made = build(self.model, request, lengths, self.options)
+        made = build(self.plain, request, lengths, self.options)
         # What the first capture has chosen stays, whatever comes: callers hold shards and caches of that layout.
         self.__dict__["options"] = replace(self.options, strategy=made.program.strategy)
         if self.options.validate and request.past is None:
@@ -209,7 +226,7 @@ class ParallelModule(nn.Module):
         shape = tuple(min(size, 2) for size in self.options.chosen.shape)
         world = prod(shape) if shape else min(find_world(self.options.group).size, VALIDATION_RANKS)
         options = replace(self.options, strategy=self.options.chosen.on(shape))
-        report = check_call(self.model, args, kwargs, options, world, length=lengths[0])
+        report = check_call(self.plain, args, kwargs, options, world, length=lengths[0])
         if not report.exact:
             raise ValidationError(
                 f"the transformed {report.model} does not compute what the model computes\n{report}",
