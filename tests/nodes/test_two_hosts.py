@@ -1,0 +1,160 @@
+"""Two hosts, two ranks on each: training equals one process, and what crosses the link is what the plans say."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sp.mask import CAUSAL
+from sp.plan import make_plan
+from sp.traffic import KEYS, Widths, hop_bytes
+from tests.nodes.crossing import HEADS, KV_HEADS, SIZE, STEPS, STRATEGIES, TRAINED, batch, make
+from tests.nodes.hosts import Host, NotPermittedError, torchrun, two_hosts
+
+RANKS = 2  # of each host
+LENGTH = 4096
+# Headers and acknowledgements; what ranks say before a call and at a barrier.
+OVERHEAD, TALK = 1.05, 60_000
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[Host, Host]]:
+    try:
+        with two_hosts() as made:
+            yield made
+    except NotPermittedError as error:
+        pytest.skip(f"no hosts can be made here: {error}")
+
+
+LISTEN = """
+import socket
+with socket.create_server(("", 29401)) as server:
+    print("listening", flush=True)
+    connection, _ = server.accept()
+    print(sum(iter(lambda: len(connection.recv(1 << 16)), 0)))
+"""
+SAY = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 29401), timeout=10) as connection:
+    connection.sendall(bytes(1_000_000))
+"""
+
+
+def test_hosts_reach_each_other_and_nothing_else(hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    before = first.sent()
+    listening = second.command(sys.executable, "-c", LISTEN)
+    with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "listening\n"
+        subprocess.run(first.command(sys.executable, "-c", SAY, second.address), timeout=30, check=True)
+        assert server.stdout.readline() == "1000000\n"
+    assert 1_000_000 < first.sent() - before < 1_000_000 * OVERHEAD + TALK
+    elsewhere = first.command(sys.executable, "-c", SAY, "192.0.2.1")
+    assert "unreachable" in subprocess.run(elsewhere, capture_output=True, text=True, timeout=30, check=False).stderr
+
+
+def test_hosts_and_what_runs_on_them_go_when_a_test_fails(hosts: tuple[Host, Host]) -> None:
+    made, processes = list[Host](), list[subprocess.Popen[bytes]]()
+
+    def fail() -> None:
+        with two_hosts() as others:
+            made.extend(others)
+            processes.append(subprocess.Popen(others[0].command("sleep", "60")))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert processes[0].wait(5) < 0
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert hosts[0].namespace in left
+    assert not any(host.namespace in left for host in made)
+
+
+def test_where_no_namespaces_are_to_be_had_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    with pytest.raises(NotPermittedError, match="there is no `ip` here: it belongs to iproute2"), two_hosts():
+        pass
+
+
+def crossings(world: int, ranks: int, inner: int | None) -> int:
+    """How many blocks of keys and values, each of one rank, come to the first host in one revolution, by the plan.
+
+    What is here in a step was with another rank one hop before; what a turn of the double ring begins with, a turn
+    before.  ranks: of a host."""
+    plan = make_plan("striped", CAUSAL, LENGTH, world, 0, inner=inner)
+    found = 0
+    for rank in range(ranks):
+        for hop in range(1, world):
+            before = hop - (inner if inner and hop % inner == 0 else 1)
+            sender = next(other for other in range(world) if plan.source(other, before) == plan.source(rank, hop))
+            found += sender // ranks != 0
+    return found
+
+
+def expected(strategy: str, count: int, ranks: int, backward: bool) -> int:
+    """Bytes that one of two hosts sends to the other: in backward, sums of gradients go as far as keys and values."""
+    match strategy:
+        case "striped":
+            blocks = crossings(count * ranks, ranks, None)
+        case "double_ring":
+            blocks = crossings(count * ranks, ranks, ranks)
+        case _:  # usp: a ring of hosts for each rank of a host, with all of a host's tokens of its share of the heads
+            blocks = crossings(count, 1, None) * ranks
+    widths = Widths(HEADS, KV_HEADS, SIZE, SIZE, item_bytes=4)
+    return blocks * LENGTH // (count * ranks) * sum(hop_bytes(KEYS, widths, backward))
+
+
+def test_a_ring_of_rings_crosses_once_by_the_plan() -> None:
+    """Every host must get the blocks of all others; a ring over all ranks brings it some of them twice."""
+    for count, ranks in ((2, 2), (2, 8), (4, 2), (3, 5)):
+        world = count * ranks
+        assert crossings(world, ranks, ranks) == world - ranks
+        assert crossings(world, ranks, None) == world - 1
+
+
+@pytest.fixture(scope="module")
+def found(hosts: tuple[Host, Host], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the ranks have found, all in one start of torchrun."""
+    out = tmp_path_factory.mktemp("crossing") / "found.json"
+    options = ["--length", str(LENGTH), "--train", *TRAINED, "--out", out]
+    torchrun(hosts, RANKS, Path(__file__).with_name("crossing.py"), *options, timeout_s=240)
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_crosses_the_link_is_what_the_plan_says(found: dict[str, Any], strategy: str) -> None:
+    for sent in found["attention"][strategy]:
+        for measured, again, backward in zip(sent["bytes"], sent["resent"], (False, True), strict=True):
+            right = expected(strategy, 2, RANKS, backward)
+            assert right <= measured < right * OVERHEAD + TALK + again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", TRAINED)
+def test_training_equals_one_process(found: dict[str, Any], way: str) -> None:
+    model, losses = make(), list[list[float]]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        each = [model(rows, labels=rows).loss for rows in batch().chunk(2)]
+        optimizer.zero_grad()
+        torch.stack(each).mean().backward()
+        optimizer.step()
+        losses.append([loss.item() for loss in each])
+    for rank, mine in enumerate(found["losses"][way]):
+        right = [step[rank // RANKS] if way == "fsdp" else sum(step) / 2 for step in losses]
+        assert mine == pytest.approx(right, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_all(hosts: tuple[Host, Host]) -> None:
+    with pytest.raises(RuntimeError, match="no-such-strategy"):
+        torchrun(hosts, RANKS, Path(__file__).with_name("crossing.py"), "--no-such-strategy", timeout_s=60)
+    assert [host.processes() for host in hosts] == [[], []]
