@@ -64,7 +64,7 @@ ARROWS = {
     ),
     "register": (f"{FACTS} passes executable testing", "torch"),
     "api": (f"{FACTS} costs mesh show passes options request executable validation module", "torch"),
-    "wiring": ("api errors module passes.output_forms", "torch"),
+    "wiring": ("api errors module passes.output_forms runtime", "torch"),
     "": (
         f"{FACTS} measure mesh program show runtime passes testing validation register module wiring api models costs",
         "",
