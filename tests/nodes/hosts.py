@@ -24,7 +24,14 @@ from uuid import uuid4
 
 ROOT = Path(__file__).parents[2]
 LINK = "veth0"
-_REFUSALS = ("not permitted", "Permission denied", "not supported", "Unknown device type", "Read-only file system")
+_REFUSALS = (
+    "not permitted",
+    "Permission denied",
+    "not supported",
+    "Unknown device type",
+    "kind is unknown",
+    "Read-only file system",
+)
 _PATIENCE_S = 10.0  # for torchrun to end its ranks
 
 
@@ -73,11 +80,13 @@ def two_hosts() -> Generator[tuple[Host, Host]]:
         yield hosts
 
 
-def slow_down(hosts: Sequence[Host], rate: str, delay: str = "") -> None:
-    """Let the link carry no more than `rate` ("100mbit") in either direction, and take `delay` ("1ms") for each way."""
+def slow_down(hosts: Sequence[Host], rate: str) -> None:
+    """Let the link carry no more than `rate` ("100mbit") in either direction.
+
+    NotPermittedError: the kernel was built without the token bucket that does it."""
     for host in hosts:
-        queue = ("netem", "rate", rate, *(("delay", delay) if delay else ()), "limit", "100000")
-        _run("tc", "-n", host.namespace, "qdisc", "replace", "dev", LINK, "root", *queue)
+        bucket = ("tbf", "rate", rate, "burst", "64kb", "limit", "256mb")
+        _run("tc", "-n", host.namespace, "qdisc", "replace", "dev", LINK, "root", *bucket)
 
 
 def torchrun(hosts: Sequence[Host], ranks: int, *words: str | Path, timeout_s: float) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from sp.mask import CAUSAL
-from sp.plan import make_plan
-from sp.traffic import KEYS, Widths, hop_bytes
-from tests.nodes.crossing import HEADS, KV_HEADS, SIZE, STEPS, STRATEGIES, TRAINED, batch, make
-from tests.nodes.hosts import Host, NotPermittedError, torchrun, two_hosts
+from tests.nodes.crossing import STEPS, STRATEGIES, TRAINED, batch, make
+from tests.nodes.hosts import Host, NotPermittedError, slow_down, torchrun, two_hosts
+from tests.nodes.plans import bytes_that_cross, crossings
 
 RANKS = 2  # of each host
 LENGTH = 4096
@@ -46,18 +45,34 @@ with socket.create_connection((sys.argv[1], 29401), timeout=10) as connection:
 """
 
 
-def test_hosts_reach_each_other_and_nothing_else(hosts: tuple[Host, Host]) -> None:
-    first, second = hosts
-    before = first.sent()
+def say_a_megabyte(first: Host, second: Host) -> float:
+    """Seconds until the second host has heard all that the first says."""
     listening = second.command(sys.executable, "-c", LISTEN)
     with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "listening\n"
+        begin = time.monotonic()
         subprocess.run(first.command(sys.executable, "-c", SAY, second.address), timeout=30, check=True)
         assert server.stdout.readline() == "1000000\n"
+        return time.monotonic() - begin
+
+
+def test_hosts_reach_each_other_and_nothing_else(hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    before = first.sent()
+    say_a_megabyte(first, second)
     assert 1_000_000 < first.sent() - before < 1_000_000 * OVERHEAD + TALK
     elsewhere = first.command(sys.executable, "-c", SAY, "192.0.2.1")
     assert "unreachable" in subprocess.run(elsewhere, capture_output=True, text=True, timeout=30, check=False).stderr
+
+
+def test_a_slow_link_is_slow(hosts: tuple[Host, Host]) -> None:
+    with two_hosts() as slow:
+        try:
+            slow_down(slow, "8mbit")
+        except NotPermittedError as error:
+            pytest.skip(f"no link can be made slow here: {error}")
+        assert say_a_megabyte(*slow) > 0.9
 
 
 def test_hosts_and_what_runs_on_them_go_when_a_test_fails(hosts: tuple[Host, Host]) -> None:
@@ -83,34 +98,6 @@ def test_where_no_namespaces_are_to_be_had_it_says_so(monkeypatch: pytest.Monkey
         pass
 
 
-def crossings(world: int, ranks: int, inner: int | None) -> int:
-    """How many blocks of keys and values, each of one rank, come to the first host in one revolution, by the plan.
-
-    What is here in a step was with another rank one hop before; what a turn of the double ring begins with, a turn
-    before.  ranks: of a host."""
-    plan = make_plan("striped", CAUSAL, LENGTH, world, 0, inner=inner)
-    found = 0
-    for rank in range(ranks):
-        for hop in range(1, world):
-            before = hop - (inner if inner and hop % inner == 0 else 1)
-            sender = next(other for other in range(world) if plan.source(other, before) == plan.source(rank, hop))
-            found += sender // ranks != 0
-    return found
-
-
-def expected(strategy: str, count: int, ranks: int, backward: bool) -> int:
-    """Bytes that one of two hosts sends to the other: in backward, sums of gradients go as far as keys and values."""
-    match strategy:
-        case "striped":
-            blocks = crossings(count * ranks, ranks, None)
-        case "double_ring":
-            blocks = crossings(count * ranks, ranks, ranks)
-        case _:  # usp: a ring of hosts for each rank of a host, with all of a host's tokens of its share of the heads
-            blocks = crossings(count, 1, None) * ranks
-    widths = Widths(HEADS, KV_HEADS, SIZE, SIZE, item_bytes=4)
-    return blocks * LENGTH // (count * ranks) * sum(hop_bytes(KEYS, widths, backward))
-
-
 def test_a_ring_of_rings_crosses_once_by_the_plan() -> None:
     """Every host must get the blocks of all others; a ring over all ranks brings it some of them twice."""
     for count, ranks in ((2, 2), (2, 8), (4, 2), (3, 5)):
@@ -133,7 +120,7 @@ def found(hosts: tuple[Host, Host], tmp_path_factory: pytest.TempPathFactory) ->
 def test_what_crosses_the_link_is_what_the_plan_says(found: dict[str, Any], strategy: str) -> None:
     for sent in found["attention"][strategy]:
         for measured, again, backward in zip(sent["bytes"], sent["resent"], (False, True), strict=True):
-            right = expected(strategy, 2, RANKS, backward)
+            right = bytes_that_cross(strategy, LENGTH, 2, RANKS, backward)
             assert right <= measured < right * OVERHEAD + TALK + again
 
 
