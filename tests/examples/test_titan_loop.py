@@ -27,11 +27,9 @@ def steps_of(done: subprocess.CompletedProcess[str]) -> dict[int, tuple[str, ...
     return {int(match[1]): match.groups()[1:] for match in found if match}
 
 
-def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    first = steps_of(titan_loop(1, 2, 2, tmp_path))
-    assert list(first) == [1, 2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2"]
-    assert list(steps_of(titan_loop(1, 1, 3, tmp_path))) == [3]
+def test_it_trains_and_saves(tmp_path: Path) -> None:
+    assert list(steps_of(titan_loop(1, 2, 2, tmp_path))) == [1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
 
 
 def close(found: dict[int, tuple[str, ...]], right: dict[int, tuple[str, ...]]) -> bool:
@@ -40,7 +38,7 @@ def close(found: dict[int, tuple[str, ...]], right: dict[int, tuple[str, ...]]) 
 
 
 @pytest.mark.slow
-def test_another_mesh_makes_no_difference(tmp_path: Path) -> None:
+def test_it_goes_on_where_it_stopped_on_another_mesh(tmp_path: Path) -> None:
     """Two steps on 2 x 2 and two more on 1 x 3 are four on one rank."""
     right = steps_of(titan_loop(1, 1, 4, tmp_path / "single"))
     found = steps_of(titan_loop(2, 2, 2, tmp_path / "moved")) | steps_of(titan_loop(1, 3, 4, tmp_path / "moved"))

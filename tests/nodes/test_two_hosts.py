@@ -140,8 +140,15 @@ def test_training_equals_one_process(found: dict[str, Any], way: str) -> None:
         assert mine == pytest.approx(right, rel=1e-12)
 
 
+def test_nobody_is_left_when_time_is_up(hosts: tuple[Host, Host]) -> None:
+    with pytest.raises(RuntimeError, match=r"of torchrun on 2 hosts, exit codes are \[None, None\]"):
+        torchrun(hosts, RANKS, Path(__file__).with_name("crossing.py"), timeout_s=0)
+    assert [host.processes() for host in hosts] == [[], []]
+
+
 @pytest.mark.slow
-def test_a_rank_that_fails_ends_all(hosts: tuple[Host, Host]) -> None:
-    with pytest.raises(RuntimeError, match="no-such-strategy"):
-        torchrun(hosts, RANKS, Path(__file__).with_name("crossing.py"), "--no-such-strategy", timeout_s=60)
+def test_ranks_that_fail_end_all(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    options = ["--strategies", "no-such-strategy", "--out", tmp_path / "found.json"]
+    with pytest.raises(RuntimeError, match="KeyError: 'no-such-strategy'"):
+        torchrun(hosts, RANKS, Path(__file__).with_name("crossing.py"), *options, timeout_s=200)
     assert [host.processes() for host in hosts] == [[], []]
