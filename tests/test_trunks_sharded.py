@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
@@ -30,21 +30,22 @@ def gradients(model: nn.Module) -> Found:
     }
 
 
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Over the replicas: the trunk, another part, and what is left."""
+    for module in (model.encoder, model.decoder, model):
+        fully_shard(module, mesh=mesh["dp"])  # type: ignore[arg-type]
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(2.0)
+
+
 def step(kind: str) -> Found:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
     model = made()
-    if kind == "fsdp":  # every module around the trunk, and the trunk, over the replicas
-        trunk = model.encoder
-        fully_shard(cast(nn.Module, trunk), mesh=mesh["dp"])
-        fully_shard(model.decoder, mesh=mesh["dp"])  # type: ignore[arg-type]
-        model.encoder = sp.parallelize(trunk, mesh=mesh["sp"], compile=False)  # type: ignore[arg-type]
-        fully_shard(model, mesh=mesh["dp"])
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)
-                module.set_gradient_divide_factor(2.0)
-    else:
-        model.encoder = sp.parallelize(model.encoder, mesh=mesh["sp"], compile=False)  # type: ignore[arg-type]
+    model.encoder = sp.parallelize(cast(nn.Module, model.encoder), mesh=mesh["sp"], compile=False)
+    if kind == "fsdp":
+        shard(model, mesh)
     run = DistributedDataParallel(model) if kind == "ddp" else model  # over all four ranks
     run(mine(mesh["dp"].get_local_rank())).backward()
     found = gradients(model)
