@@ -8,12 +8,20 @@ model.encoder.layers[0].scale    what it was
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
+import torch
 from torch import nn
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # The dicts and sets themselves: what either side adds or replaces, both have.
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_post_hooks")
+
+
+def outside_of_graphs(run: Function) -> Function:
+    """Under torch.compile of a module around, which compiles what is before and behind, `run` stays as it is."""
+    return cast("Function", torch.compiler.disable(run))
 
 
 class Facade(nn.Module):
@@ -49,9 +57,9 @@ class Facade(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.plain.load_state_dict(*args, **kwargs)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """What `load_state_dict` of a module around it calls: hooks and older versions are the module's business."""
-        self.plain._load_from_state_dict(*args)
+        self.plain._load_from_state_dict(*args, **kwargs)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """What `.to()` and its kin call, of a module around it too."""

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
-from sp.facade import Facade
+from sp.facade import Facade, outside_of_graphs
 from sp.fitting import check_length, dealt, global_length
 from sp.generation import generate
 from sp.gradients import summed_at_the_end
@@ -64,9 +64,12 @@ class ParallelModule(Facade):
         latest, world = self._latest(), find_world(self.options.group).size
         return Report(latest.program, world, latest.lengths, latest.captured, self.executables[0].estimates)
 
-    @torch.compiler.disable  # for torch.compile of a model around: it compiles what is before and behind
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own forward.  Whatever does not fit is raised on all ranks before any data is exchanged."""
+        return self._agree_and_run(args, kwargs)
+
+    @outside_of_graphs
+    def _agree_and_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         _refuse_transforms()
         world = find_world(self.options.group)
         request, held = self._agree_on_call(world, args, kwargs)
