@@ -27,7 +27,7 @@ from sp.runtime.world import World, find_world
 from sp.show import Report
 from sp.validation import check_call
 
-# The contents of the inputs are compared on the first calls of each capture; everything else on every call.
+# What is large is compared on the first calls of each capture; ids and their like, and everything else, on every call.
 CONTENT_CHECKS = 3
 # With validate=True a capture is tried in a world of its own size, but of no more threads than these, or 2 x 2.
 VALIDATION_RANKS = 4
@@ -170,13 +170,13 @@ class ParallelModule(Facade):
         calls = max((known.calls for known in self.executables if known.key == request.key), default=0)
         recent = calls < CONTENT_CHECKS
         triples = zip(request.tensors, request.call.kept, request.locals(local), strict=True)
-        whole = [x for x, kept, part in triples if not part and (recent or not kept)]
         # New tokens are few, and ranks that have sampled different ones would go on with caches that do not fit.
-        compared = request.past is not None or (recent and not local)
+        new = request.past is not None
+        whole = [x for x, kept, part in triples if not part and (recent or (not kept and (new or _is_small(x))))]
         return Statement(
             request.key,
             shapes=request.shapes(local),
-            contents=checksum(whole) if compared else "",
+            contents=checksum(whole) if new or not local else "",
             length=str(request.lengths[0]),
         )
 
@@ -207,6 +207,11 @@ class ParallelModule(Facade):
 
     def _device(self) -> torch.device:
         return next((value.device for value in self.parameters()), torch.device("cpu"))
+
+
+def _is_small(x: torch.Tensor) -> bool:
+    """A whole number for each token at most: cheap to compare, and what a loader gives."""
+    return x.dim() <= 2 and not x.is_floating_point()
 
 
 def _refuse_transforms() -> None:

@@ -53,7 +53,7 @@ def message(run: Callable[[], object]) -> str:
 
 
 def fresh(mesh: DeviceMesh) -> sp.ParallelModule:
-    """One that has made no calls yet: contents are compared on the first ones."""
+    """One that has made no calls yet."""
     return sp.parallelize(gpt(), mesh=mesh["sp"], compile=False)
 
 
@@ -68,7 +68,9 @@ def see() -> Seen:
     ]
     rows, losses = train(DataLoader(DATASET, batch_size=2, sampler=sampler(DATASET, mesh)), parallel)
     mistaken = (DistributedSampler(DATASET), sampler(DATASET, mesh, axis="dp"))
-    forgot = [message(partial(train, DataLoader(DATASET, 2, sampler=one), fresh(mesh))) for one in mistaken]
+    runs = (parallel, fresh(mesh))  # the first one has trained before
+    loaders = [DataLoader(DATASET, 2, sampler=one) for one in mistaken]
+    forgot = [message(partial(train, loader, run)) for loader, run in zip(loaders, runs, strict=True)]
     short = torch.zeros(1, 8 + dist.get_rank(), dtype=torch.long)
     forgot.append(message(lambda: parallel(short)))
     odd = dist.new_group([0]), dist.new_group([1, 2, 3])
