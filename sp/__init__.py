@@ -3,8 +3,9 @@
 pmodel = sp.parallelize(model, strategy="striped")     # same call, same loss, same gradients
 """
 
-from sp import costs
+from sp import costs, data
 from sp.api import check, estimate, inspect, parallelize
+from sp.chain import parallelize_chain
 from sp.errors import (
     InputError,
     RankMismatchError,
@@ -36,10 +37,12 @@ __all__ = [
     "ValidationError",
     "check",
     "costs",
+    "data",
     "estimate",
     "fully_shard",
     "inspect",
     "measure_machine",
     "parallelize",
+    "parallelize_chain",
     "register_rule",
 ]

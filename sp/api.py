@@ -16,7 +16,7 @@ from sp.errors import InputError, StrategyError
 from sp.executable import build, estimate_call
 from sp.mesh import Mesh, bind_mesh
 from sp.module import ParallelModule
-from sp.options import BLOCKS, Options
+from sp.options import BLOCKS, INPUTS, Options
 from sp.passes.input_dims import SequenceDim
 from sp.passes.output_forms import FORMS, OutputForm
 from sp.request import Request
@@ -25,7 +25,7 @@ from sp.strategy import Strategy, bind_names, bind_size, find_strategy
 from sp.validation import CheckReport, check_call
 
 AUTO = "auto"
-Form = Literal["global", "local"]
+Form = Literal["global", "local", "contiguous"]
 
 
 def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
@@ -56,7 +56,7 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     example_args, example_kwargs: given, the model is captured now instead of at its first call.
     sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
-    inputs: "local" when the caller passes this rank's shard (see `pmodel.layout`), always for every input.
+    inputs: "local" when the caller passes its shard of every input (see `pmodel.layout`), "contiguous" when its part.
     outputs: "local" leaves sharded outputs on their ranks; a mapping chooses by output name, and "none" there makes
         None of an output that nobody reads (logits beside a loss), without gathering or computing it.
     sync_gradients: False leaves to each rank its part of every parameter's gradient, for others to sum (FSDP, DDP).
@@ -189,7 +189,7 @@ def check(
 
 def _check_plain(model: nn.Module) -> None:
     if isinstance(model, ParallelModule):
-        raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.model`")
+        raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.plain`")
 
 
 def _options(
@@ -201,20 +201,20 @@ def _options(
     compiled: bool | str | Mapping[str, Any],
     kernel: str | None,
 ) -> Options:
-    whole = [inputs, *([outputs] if isinstance(outputs, str) else ())]
-    named = () if isinstance(outputs, str) else outputs.values()
-    wrong = [form for form in whole if form not in ("global", "local")]
-    wrong += [form for form in named if form not in FORMS]
+    if inputs not in INPUTS:
+        raise StrategyError(f"inputs cannot be {inputs!r}", needed="'global', 'local' or 'contiguous'")
+    forms = [outputs] if isinstance(outputs, str) else outputs.values()
+    wrong = [form for form in forms if form not in FORMS[: 2 if isinstance(outputs, str) else None]]
     if wrong:
-        more = ", and 'none' for an output by name" if named else ""
-        raise StrategyError(f"inputs and outputs cannot be {wrong[0]!r}", needed=f"'global' or 'local'{more}")
+        more = "" if isinstance(outputs, str) else ", and 'none' for an output by name"
+        raise StrategyError(f"outputs cannot be {wrong[0]!r}", needed=f"'global' or 'local'{more}")
     if isinstance(compiled, str) and compiled != BLOCKS:
         raise StrategyError(
             f"compile cannot be {compiled!r}", needed="True, False, 'blocks' or options of torch.compile"
         )
     if kernel not in (None, "dense", "flash"):
         raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
-    return Options(strategy, group, sequence_dim, inputs == "local", outputs, compiled, kernel)
+    return Options(strategy, group, sequence_dim, inputs, outputs, compiled, kernel)
 
 
 def _find(strategy: str) -> Strategy | None:

@@ -1,13 +1,17 @@
-"""Whether a call fits the world that it is spread over: its lengths, and the caches that it goes on with."""
+"""Whether a call fits the world that it is spread over: its lengths, and the caches that it goes on with.
+
+Contiguous parts are made to fit: inputs="contiguous" passes them to the ranks that need them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sp.errors import InputError
 from sp.layout import find_layout
-from sp.options import Options
+from sp.options import CONTIGUOUS, Options
 from sp.request import Request
+from sp.runtime.shards import BoundLayout
 from sp.runtime.world import World
 
 
@@ -38,12 +42,24 @@ def _check_caches(request: Request, past: int, options: Options, world: World) -
 
 def global_length(lengths: Sequence[int], options: Options) -> int:
     """Of the whole sequence, of which the ranks hold so many tokens each; InputError where a layout deals others."""
-    layout, total = find_layout(options.chosen.layout), sum(lengths)
-    needed = [layout.local_length(total, rank, len(lengths)) for rank in range(len(lengths))]
+    total, world = sum(lengths), len(lengths)
+    if total < world:
+        raise InputError(f"the ranks hold {list(lengths)} tokens", needed=f"at least {world} in all, one for each rank")
+    if options.inputs == CONTIGUOUS:
+        return total
+    layout = find_layout(options.chosen.layout)
+    needed = [layout.local_length(total, rank, world) for rank in range(world)]
     if lengths != needed:
         raise InputError(
             f"the ranks hold {list(lengths)} tokens, {total} in all",
             needed=f"{needed}, as the {layout.name} layout deals them",
-            remedy="cut the sequence with pmodel.layout.shard",
+            remedy="cut the sequence with pmodel.layout.shard; for contiguous parts, inputs='contiguous'",
         )
     return total
+
+
+def dealt(request: Request, lengths: Sequence[int], layout: BoundLayout) -> Request:
+    """The call with this rank's shards in place of contiguous parts, of which each rank has passed so many tokens."""
+    pairs = zip(request.tensors, request.dims, strict=True)
+    tensors = [layout.from_contiguous(x, dims[0], lengths) if dims else x for x, dims in pairs]
+    return replace(request, tensors=tuple(tensors))

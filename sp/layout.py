@@ -14,6 +14,8 @@ Stripes may be wider than a token.  Then a rank has many runs; what does not fil
     length=10, world=2   rank 0        rank 1
     striped:2            0 1 4 5 8     2 3 6 7 9      MTraining 2025, arXiv 2510.18830, has stripes of 64
 
+Contiguous parts may be of any lengths, as those of a loader are: `contiguous:4,0,5` deals 9 tokens to 3 ranks.
+
 A nested layout deals to groups of neighbours, who cut what their group holds into contiguous parts:
 
     length=12, world=4   rank 0        rank 1        rank 2        rank 3
@@ -23,7 +25,7 @@ A nested layout deals to groups of neighbours, who cut what their group holds in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -180,6 +182,16 @@ def _contiguous(length: int, rank: int, world: int) -> tuple[Run, ...]:
     return (Run(start, 1, stop - start),)
 
 
+def contiguous_parts(lengths: Sequence[int]) -> str:
+    """The name of the layout in which rank r holds `lengths[r]` tokens, in rank order."""
+    return f"contiguous:{','.join(map(str, lengths))}"
+
+
+def _parts(lengths: Sequence[int], length: int, rank: int, world: int) -> tuple[Run, ...]:
+    assert (sum(lengths), len(lengths)) == (length, world), f"{lengths} for {length} tokens on {world} ranks"
+    return (Run(sum(lengths[:rank]), 1, lengths[rank]),)
+
+
 def _striped(length: int, rank: int, world: int) -> tuple[Run, ...]:
     return (Run(rank, world, (length - rank + world - 1) // world),)
 
@@ -206,7 +218,7 @@ LAYOUTS = {
 
 @lru_cache(maxsize=1024)
 def find_layout(name: str) -> Layout:
-    """The layout called `name`, striped in blocks as `striped:64`, or nested as `striped/2`.
+    """The layout called `name`, striped in blocks as `striped:64`, in parts of given lengths, or nested as `striped/2`.
 
     StrategyError lists the known ones."""
     base, nested, inner = name.rpartition("/")
@@ -215,6 +227,8 @@ def find_layout(name: str) -> Layout:
     base, wide, block = name.partition(":")
     if wide and base == "striped":
         return _find_blocks(name, block)
+    if wide and base == "contiguous" and all(number.isdecimal() for number in block.split(",")):
+        return Layout(name, partial(_parts, tuple(map(int, block.split(",")))))
     if name not in LAYOUTS:
         raise StrategyError(f"there is no layout {name!r}", needed=f"one of: {', '.join(sorted(LAYOUTS))}")
     return LAYOUTS[name]

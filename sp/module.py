@@ -7,18 +7,19 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
-from sp.fitting import check_length, global_length
+from sp.facade import Facade, outside_of_graphs
+from sp.fitting import check_length, dealt, global_length
 from sp.generation import generate
 from sp.gradients import summed_at_the_end
 from sp.layout import find_layout
-from sp.options import Options
+from sp.options import CONTIGUOUS, Options
 from sp.request import Lengths, Request
 from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed, exchange_statements
 from sp.runtime.shards import BoundLayout
@@ -26,27 +27,22 @@ from sp.runtime.world import World, find_world
 from sp.show import Report
 from sp.validation import check_call
 
-# The contents of the inputs are compared on the first calls of each capture; everything else on every call.
+# What is large is compared on the first calls of each capture; ids and their like, and everything else, on every call.
 CONTENT_CHECKS = 3
 # With validate=True a capture is tried in a world of its own size, but of no more threads than these, or 2 x 2.
 VALIDATION_RANKS = 4
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(Facade):
     """The same model, its sequence spread over the ranks.  Made by `sp.parallelize`.
 
-    It shares the model's parameters, buffers and submodules under their own names, so that optimizers, checkpoints,
-    tied weights and `.to()` see what they saw before.  Attributes that it lacks are read from the model."""
+    It shares the model's parameters, buffers and submodules under their own names, see `Facade`.  `.plain` is the model
+    itself."""
 
     def __init__(self, model: nn.Module, options: Options) -> None:
-        super().__init__()
-        # Not registered as a submodule: names must not change.
-        self.__dict__["model"] = model
+        super().__init__(model)
         self.__dict__["options"] = options
         self.__dict__["executables"] = list[Executable]()
-        self.__dict__["training"] = model.training
-        for shared in ("_parameters", "_buffers", "_modules"):
-            self.__dict__[shared] = getattr(model, shared)
 
     @property
     def layout(self) -> BoundLayout:
@@ -70,19 +66,26 @@ class ParallelModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own forward.  Whatever does not fit is raised on all ranks before any data is exchanged."""
+        return self._agree_and_run(args, kwargs)
+
+    @outside_of_graphs
+    def _agree_and_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         _refuse_transforms()
         world = find_world(self.options.group)
-        request, lengths = self._agree_on_call(world, args, kwargs)
+        request, held = self._agree_on_call(world, args, kwargs)
+        lengths = request.lengths if held is None else (global_length(held, self.options),)
         executable = self._agree_on_program(world, request, lengths)
+        if held is not None and self.options.inputs == CONTIGUOUS:
+            request = dealt(request, held, self.layout)
         seed = draw_seed(world, self.options.generator, self._device()) if executable.is_noisy else None
-        return executable(self.model, request, lengths, seed)
+        return executable(self.plain, request, lengths, seed)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own `generate`, every forward of it on all ranks.  All ranks call it alike, and get the same.
 
         Keys and values stay on their ranks: a step sends a few numbers for each head.  RankMismatchError where tokens
         are sampled and the ranks' random states differ."""
-        return generate(self, self.model, find_world(self.options.group), args, kwargs)
+        return generate(self, self.plain, find_world(self.options.group), args, kwargs)
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
@@ -107,29 +110,12 @@ class ParallelModule(nn.Module):
 
     def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Capture now, for calls like this one, without any communication.  Tensors are taken to be global."""
-        request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
+        request = Request.of(self.plain, args, kwargs, self.options.sequence_dim)
         self._executable(request, request.lengths)
-
-    def train(self, mode: bool = True) -> Self:
-        self.model.train(mode)
-        return super().train(mode)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own, key for key."""
-        return self.model.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model.load_state_dict(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["model"], name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
         """A copy of the model over the same group; it captures anew."""
-        return ParallelModule(copy.deepcopy(self.model, memo), self.options)
+        return ParallelModule(copy.deepcopy(self.plain, memo), self.options)
 
     def _latest(self) -> Executable:
         if not self.executables:
@@ -139,11 +125,14 @@ class ParallelModule(nn.Module):
             )
         return self.executables[-1]
 
-    def _agree_on_call(self, world: World, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Request, Lengths]:
-        """The call and its global lengths; every rank raises if any rank's call does not fit."""
+    def _agree_on_call(
+        self, world: World, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Request, list[int] | None]:
+        """The call, and how many tokens each rank holds of it where inputs are local; every rank raises if any rank's
+        call does not fit."""
         request, failure = None, None
         try:
-            request = Request.of(self.model, args, kwargs, self.options.sequence_dim)
+            request = Request.of(self.plain, args, kwargs, self.options.sequence_dim)
             check_length(request, self.options, world)
             statement = self._statement(request)
         except SpError as error:
@@ -151,8 +140,8 @@ class ParallelModule(nn.Module):
         statements = self._exchange(world, statement, failure)
         assert request is not None
         if not self.options.local_inputs or request.past is not None:
-            return request, request.lengths
-        return request, (global_length([int(said.length) for said in statements], self.options),)
+            return request, None
+        return request, [int(said.length) for said in statements]
 
     def _agree_on_program(self, world: World, request: Request, lengths: Lengths) -> Executable:
         """The executable for this call.  A new one is compared by hash: capture or passes may have failed elsewhere."""
@@ -181,13 +170,13 @@ class ParallelModule(nn.Module):
         calls = max((known.calls for known in self.executables if known.key == request.key), default=0)
         recent = calls < CONTENT_CHECKS
         triples = zip(request.tensors, request.call.kept, request.locals(local), strict=True)
-        whole = [x for x, kept, part in triples if not part and (recent or not kept)]
         # New tokens are few, and ranks that have sampled different ones would go on with caches that do not fit.
-        compared = request.past is not None or (recent and not local)
+        new = request.past is not None
+        whole = [x for x, kept, part in triples if not part and (recent or (not kept and (new or _is_small(x))))]
         return Statement(
             request.key,
             shapes=request.shapes(local),
-            contents=checksum(whole) if compared else "",
+            contents=checksum(whole) if new or not local else "",
             length=str(request.lengths[0]),
         )
 
@@ -195,7 +184,7 @@ class ParallelModule(nn.Module):
         for known in self.executables:
             if known.fits(request, lengths) and known.sync_gradients == self.options.sync_gradients:
                 return known
-        made = build(self.model, request, lengths, self.options)
+        made = build(self.plain, request, lengths, self.options)
         # What the first capture has chosen stays, whatever comes: callers hold shards and caches of that layout.
         self.__dict__["options"] = replace(self.options, strategy=made.program.strategy)
         if self.options.validate and request.past is None:
@@ -209,7 +198,7 @@ class ParallelModule(nn.Module):
         shape = tuple(min(size, 2) for size in self.options.chosen.shape)
         world = prod(shape) if shape else min(find_world(self.options.group).size, VALIDATION_RANKS)
         options = replace(self.options, strategy=self.options.chosen.on(shape))
-        report = check_call(self.model, args, kwargs, options, world, length=lengths[0])
+        report = check_call(self.plain, args, kwargs, options, world, length=lengths[0])
         if not report.exact:
             raise ValidationError(
                 f"the transformed {report.model} does not compute what the model computes\n{report}",
@@ -218,6 +207,11 @@ class ParallelModule(nn.Module):
 
     def _device(self) -> torch.device:
         return next((value.device for value in self.parameters()), torch.device("cpu"))
+
+
+def _is_small(x: torch.Tensor) -> bool:
+    """A whole number for each token at most: cheap to compare, and what a loader gives."""
+    return x.dim() <= 2 and not x.is_floating_point()
 
 
 def _refuse_transforms() -> None:

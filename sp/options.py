@@ -15,6 +15,8 @@ from sp.passes.output_forms import OutputForm
 from sp.strategy import Strategy
 
 BLOCKS = "blocks"  # compile block by block
+GLOBAL, LOCAL, CONTIGUOUS = "global", "local", "contiguous"
+INPUTS = (GLOBAL, LOCAL, CONTIGUOUS)
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Options:
     """strategy: on the mesh at hand; None where the cost model chooses.
     machine: what it estimates for; None goes by the model's device.
     group: for `sp.runtime.world.find_world`, the ranks that share the sequence; "" is a world of one.
+    inputs: what the caller passes: whole sequences, this rank's shard, or a contiguous part of the whole.
     compile: whether torch.compile runs the rewritten graph, or its options; BLOCKS for each block by itself.
     generator: what the seeds of dropout are drawn from; None is torch's own.
     sync_gradients: whether gradients of parameters are summed over the ranks in backward.
@@ -31,7 +34,7 @@ class Options:
     strategy: Strategy | None
     group: str = ""
     sequence_dim: SequenceDim = 1
-    local_inputs: bool = False
+    inputs: str = GLOBAL
     outputs: OutputForm = "global"
     compile: bool | str | Mapping[str, Any] = True
     kernel: str | None = None
@@ -40,6 +43,11 @@ class Options:
     validate: bool = False
     memory_budget: float = 1.0
     machine: Machine | None = None
+
+    @property
+    def local_inputs(self) -> bool:
+        """Whether each rank passes a part of its own."""
+        return self.inputs != GLOBAL
 
     @property
     def chosen(self) -> Strategy:

@@ -63,7 +63,7 @@ def assemble(
 
     def running(piece: Piece) -> RunningPiece:
         reads = [Read.of(target, bound, model) for target in piece.reads]
-        return RunningPiece(runs[id(piece.code)], reads, model, piece.path.removeprefix("model."))
+        return RunningPiece(runs[id(piece.code)], reads, model, piece.path)
 
     modules = {f"piece_{number}": running(piece) for number, piece in enumerate(parts.pieces)}
     return fx.GraphModule(modules, parts.graph)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-import torch.distributed as dist
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -20,6 +20,7 @@ from sp.api import parallelize
 from sp.errors import StrategyError
 from sp.module import ParallelModule
 from sp.passes.output_forms import OutputForm
+from sp.runtime.host import backend_of
 
 
 def fully_shard(
@@ -60,7 +61,8 @@ def fully_shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(float(replicas))
             # gloo knows no sum that multiplies first
-            module.set_force_sum_reduction_for_comms(dist.get_backend(flat.get_group()) == "gloo")
+            backend = backend_of(flat.get_group(), torch.device(flat.device_type))
+            module.set_force_sum_reduction_for_comms(backend == "gloo")
     return parallelize(model, strategy, mesh=mesh[axis], sync_gradients=False, outputs=outputs, compile=compile)
 
 

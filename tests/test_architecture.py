@@ -18,11 +18,14 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # unit of sp: (units it may import, packages it may import besides the standard library).
 # A unit is a module or a package below sp; "" is sp/__init__.py. Lower layers come first. An import of sp is
 # an arrow wherever it stands, inside a function or for the type checker too.
-FACTS = "errors heads layout mask plan score strategy tile traffic"
+FACTS = "crossing errors heads layout mask plan score strategy tile traffic"
+CALLS = "fitting options request executable"
+INTERFACE = "measure mesh register wiring api chain data"
 ARROWS = {
     "errors": ("", ""),
     "heads": ("", ""),
     "layout": ("errors", ""),
+    "crossing": ("layout", ""),
     "mask": ("errors layout", ""),
     "tile": ("", ""),
     "traffic": ("", ""),
@@ -34,7 +37,7 @@ ARROWS = {
     "score": ("", ""),
     "caches": ("errors sharded_cache", "torch transformers"),
     "sharded_cache": ("errors", "torch transformers"),
-    "runtime": ("errors heads layout mask plan score tile traffic", "torch"),
+    "runtime": ("crossing errors heads layout mask plan score tile traffic", "torch"),
     "program": (f"{FACTS}", "torch sympy"),
     "mesh": ("errors strategy runtime.world", "torch"),
     "measure": ("costs mesh runtime.comm runtime.world", "torch"),
@@ -49,6 +52,7 @@ ARROWS = {
     "options": (f"{FACTS} costs passes", "torch"),
     "request": (f"{FACTS} caches passes", "torch"),
     "choice": (f"{FACTS} costs program passes options weigh", "torch"),
+    "facade": ("", "torch"),
     "fsdp": ("errors", "torch"),
     "gradients": ("runtime.comm runtime.world", "torch"),
     "pieces": ("fsdp passes.pieces", "torch"),
@@ -57,17 +61,19 @@ ARROWS = {
         "torch sympy",
     ),
     "validation": (f"{FACTS} program show.words runtime.world passes testing options request executable", "torch"),
-    "fitting": (f"{FACTS} options request runtime.world", "torch"),
+    "fitting": (f"{FACTS} options request runtime.shards runtime.world", "torch"),
     "module": (
-        f"{FACTS} fitting generation gradients program show runtime passes options request executable validation",
+        f"{FACTS} {CALLS} facade generation gradients program show runtime passes validation",
         "torch",
     ),
     "register": (f"{FACTS} passes executable testing", "torch"),
     "api": (f"{FACTS} costs mesh show passes options request executable validation module", "torch"),
-    "wiring": ("api errors module passes.output_forms", "torch"),
     "cli": ("api errors strategy costs show models testing validation", "torch click transformers"),
+    "chain": ("api errors mesh passes.input_dims", "torch"),
+    "data": ("errors mesh module runtime.shards runtime.world", "torch"),
+    "wiring": ("api errors module passes.output_forms runtime", "torch"),
     "": (
-        f"{FACTS} measure mesh program show runtime passes testing validation register module wiring api models costs",
+        f"{FACTS} {INTERFACE} program show runtime passes testing validation module models costs",
         "",
     ),
 }

@@ -101,7 +101,7 @@ def test_local_and_gathered() -> None:
         torch.testing.assert_close(cache.layers[1].values, whole.layers[1].values)
         output, _ = ask(parallel, ids[:, PROMPT:], copy.deepcopy(cache))
         torch.testing.assert_close(output.logits, last.logits)
-        return ask(parallel.model, ids[:, PROMPT:], cache)[0].logits
+        return ask(parallel.plain, ids[:, PROMPT:], cache)[0].logits
 
     on_ranks(3, "zigzag", local)
     for logits in on_ranks(2, "striped", gathered, outputs={cache_name(plain): "global"}):
@@ -166,7 +166,7 @@ def test_caches_are_refused_that_do_not_fit() -> None:
                 ask(parallel, ids[:, PROMPT:], spoiled)
             texts.append(str(caught.value))
         with pytest.raises(SpError, match="passed to the model itself"):
-            ask(parallel.model, ids[:, PROMPT:], copy.deepcopy(cache))
+            ask(parallel.plain, ids[:, PROMPT:], copy.deepcopy(cache))
         with pytest.raises(SpError, match="tokens cannot be taken off a cache"):
             cache.crop(-1)
         return texts
@@ -234,7 +234,7 @@ def test_a_graph_holds_for_the_lengths_that_its_model_treats_alike() -> None:
     parallel = sp.parallelize(Limited(), compile=False)
     for length in (6, 99, 100, 140):
         cache = limited(length)
-        right = parallel.model(prompt(1), copy.deepcopy(cache))
+        right = parallel.plain(prompt(1), copy.deepcopy(cache))
         torch.testing.assert_close(parallel(prompt(1), cache=cache), right)
     ranges = [(one.program.sequence.shortest, one.program.sequence.longest) for one in parallel.executables]
     assert ranges == [(2, 99), (100, None)]

@@ -10,7 +10,7 @@ import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from sp.errors import StrategyError
-from sp.layout import LAYOUTS, Layout, Run, find_layout
+from sp.layout import LAYOUTS, Layout, Run, contiguous_parts, find_layout
 
 WORLDS = range(1, 17)
 
@@ -283,3 +283,14 @@ PLANTED = {
 def test_planted_mistake_is_found(layout: Layout, message: str) -> None:
     found = [*check_layout(layout, 14, 4)]  # uneven shares: 3 and 4
     assert any(message in complaint for complaint in found), found
+
+
+def test_contiguous_parts_of_given_lengths() -> None:
+    layout = find_layout(contiguous_parts([4, 0, 5]))
+    assert layout.name == "contiguous:4,0,5"
+    assert [layout.positions(9, rank, 3) for rank in range(3)] == [[0, 1, 2, 3], [], [4, 5, 6, 7, 8]]
+    assert [layout.local_range(9, rank, 3, 2, 6) for rank in range(3)] == [(2, 4), (0, 0), (0, 2)]
+    with pytest.raises(AssertionError, match="for 10 tokens on 3 ranks"):
+        layout.runs(10, 0, 3)
+    with pytest.raises(StrategyError, match="there is no layout 'contiguous:4,'"):
+        find_layout("contiguous:4,")

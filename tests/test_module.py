@@ -81,7 +81,7 @@ def test_each_mode_structure_and_dtype_is_captured_once():
         parallel.eval()(ids(9))
         parallel(ids(9), labels=ids(9))
     assert len(parallel.executables) == 3
-    assert not parallel.model.training
+    assert not parallel.plain.training
     parallel.float()(ids(9))
     assert len(parallel.executables) == 4
 

@@ -73,11 +73,15 @@ _MEANING = {
     "shapes": "the shapes of the inputs",
     "contents": "the contents of the inputs",
 }
+_ONE_STREAM = (
+    "with inputs='global' the ranks that share a sequence pass the same batch:"
+    " give them one stream, as DataLoader(…, sampler=sp.data.sampler(dataset, mesh)) does"
+)
 _REMEDY = {
     "call": "pass the same arguments in the same mode (train or eval) on every rank",
     "program": "build the model from the same code and the same versions on every rank",
-    "shapes": "with inputs='global' every rank passes the whole batch; give the ranks of one group one data stream",
-    "contents": "with inputs='global' every rank passes the same batch; give the ranks of one group one data stream",
+    "shapes": _ONE_STREAM,
+    "contents": _ONE_STREAM,
 }
 
 

@@ -17,10 +17,17 @@ from torch import Tensor
 
 def crosses_host(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether tensors of `device` need this: the group's backend for them is gloo, or it has none for them."""
-    if device.type == "cpu":
-        return False
+    return device.type != "cpu" and backend_of(group, device) in ("", "gloo")
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """What takes tensors of `device` there: "gloo", "nccl", …; "" is nothing.
+
+    `dist.get_backend` knows no name where there are several, as torch makes them unless told otherwise."""
     known: Any = group  # torch's stubs lack what it says of its backends
-    return all(each.type != device.type for each in known._device_types) or known._get_backend(device).name() == "gloo"
+    if all(each.type != device.type for each in known._device_types):
+        return ""
+    return known._get_backend(device).name()
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ Both are differentiable.  The gradient of what is whole is whole on every rank, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sp.errors import InputError
-from sp.layout import Layout
+from sp.layout import LAYOUTS, Layout, contiguous_parts, find_layout
 from sp.runtime import ops
 from sp.runtime.comm import all_gather
 from sp.runtime.world import World, find_world, seat_name
@@ -73,6 +74,53 @@ class BoundLayout:
             self._check_part(x, dim, length)
         return ops.unshard(x, dim, 1, 0, length, length, self.name, _seat_name(self.group))
 
+    def redistribute(self, x: Tensor, dim: int, to: BoundLayout, length: int | None = None) -> Tensor:
+        """What the ranks hold in this layout, in the layout `to` of the same ranks.  Called by all ranks together.
+
+        One all-to-all, in which a rank sends to each other what that one needs; no rank holds the whole.
+
+        length: of the whole, as for `unshard`."""
+        dim = _checked_dim(x, dim)
+        if not _same_ranks(self.group, to.group):
+            needed = "two layouts of one process group"
+            raise InputError("the layouts are of different groups", needed=needed, remedy="parallelize over one mesh")
+        if length is None:
+            length = self._global_length(x, dim)
+        else:
+            self._check_part(x, dim, length)
+        return ops.redistribute(x, dim, 1, 0, length, length, self.name, to.name, _seat_name(self.group))
+
+    def from_contiguous(self, x: Tensor, dim: int, lengths: int | Sequence[int] | None = None) -> Tensor:
+        """This rank's positions of a whole of which the ranks hold contiguous parts, in the order of ranks.
+
+        lengths: how many tokens each rank passes; a number is the length of a whole that is cut evenly, as
+        `contiguous` deals it; None asks the other ranks, which under torch.compile ends the graph."""
+        dim = _checked_dim(x, dim)
+        if lengths is None:
+            lengths = _every_rank(find_world(self.group), x.size(dim), x.device)
+        parts, length = self._in_parts(lengths)
+        return parts.redistribute(x, dim, self, length)
+
+    def to_contiguous(self, x: Tensor, dim: int, lengths: int | Sequence[int] | None = None) -> Tensor:
+        """A contiguous part of the whole of which each rank passes its positions in this layout.
+
+        lengths: how many tokens each rank is to have; a number is the length of the whole, which is cut evenly, as it
+        is for None, which asks."""
+        dim = _checked_dim(x, dim)
+        parts, length = self._in_parts(self._global_length(x, dim) if lengths is None else lengths)
+        return self.redistribute(x, dim, parts, length)
+
+    def _in_parts(self, lengths: int | Sequence[int]) -> tuple[BoundLayout, int]:
+        """Contiguous parts on the same ranks, and the length of the whole."""
+        if not isinstance(lengths, Sequence):
+            return replace(self, layout=LAYOUTS["contiguous"]), lengths
+        if len(lengths) != self.world or min(lengths) < 0:
+            raise InputError(
+                f"the lengths of the parts are {list(lengths)}", needed=f"one for each of {self.world} ranks"
+            )
+        self._check_length(sum(lengths))
+        return replace(self, layout=find_layout(contiguous_parts(lengths))), sum(lengths)
+
     def _rank(self, rank: int | None) -> int:
         if rank is None:
             return self.rank
@@ -122,6 +170,11 @@ def _rank_and_size(group: str) -> tuple[int, int]:
 @torch.compiler.assume_constant_result
 def _seat_name(group: str) -> str:
     return seat_name(group)
+
+
+@torch.compiler.assume_constant_result
+def _same_ranks(group: str, other: str) -> bool:
+    return group == other or find_world(group).group is find_world(other).group
 
 
 def _checked_dim(x: Tensor, dim: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from sp.errors import InputError, ValidationError
 from sp.executable import TURN, Executable, build
-from sp.options import Options
+from sp.options import GLOBAL, Options
 from sp.passes.bind import bind
 from sp.passes.fxtools import is_parameter, result
 from sp.program import NOISE_SEED, Program
@@ -56,7 +56,7 @@ def check_call(
     Raises InputError when there is nothing to try, UnsupportedModelError when the model is refused, ValidationError
     when the transformed program fails where the plain model does not."""
     with TURN, _defaults():  # nobody traces while this runs: models do ask whether they are being traced
-        alone = replace(options, group="", local_inputs=False, outputs="global", compile=False, validate=False)
+        alone = replace(options, group="", inputs=GLOBAL, outputs="global", compile=False, validate=False)
         plain = standalone(model, dtype)
         given = _Given.of(plain, args, kwargs, options, dtype)
         whole_lengths = given.request.lengths if length is None else (length,)

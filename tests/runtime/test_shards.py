@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sp.errors import InputError, StrategyError
-from sp.layout import LAYOUTS
+from sp.layout import LAYOUTS, find_layout
+from sp.mesh import MeshGroups
 from sp.runtime.shards import BoundLayout
-from sp.testing import run_ranks
+from sp.testing import run_mesh, run_ranks
 from tests.runtime.fake_group import fake_group
 
 
@@ -71,6 +72,64 @@ def test_gradients_pass() -> None:
         torch.testing.assert_close(gradient, x.cos() * weight)
 
 
+@pytest.mark.parametrize("layout", [*LAYOUTS, "striped:2"])
+def test_contiguous_parts_there_and_back(layout: str) -> None:
+    whole, weight = numbers(2, 11, 3), numbers(2, 11, 3, seed=1)
+
+    def check(group: dist.ProcessGroup) -> None:
+        bound = BoundLayout(find_layout(layout), group.group_name)
+        even = BoundLayout(LAYOUTS["contiguous"], group.group_name).local_length(11)
+        for lengths in ([3, 4, 4], [0, 10, 1]):
+            mine = whole.split(lengths, 1)[bound.rank].clone().requires_grad_()
+            for given in (lengths, None, 11 if lengths[0] else None):
+                part = bound.from_contiguous(mine, -2, given)
+                assert torch.equal(part, bound.shard(whole, 1))
+                assert torch.equal(bound.to_contiguous(part, 1, lengths), mine)
+                assert bound.to_contiguous(part, 1).shape[1] == bound.to_contiguous(part, 1, 11).shape[1] == even
+            (part.sin() * bound.shard(weight, 1)).sum().backward()
+            assert mine.grad is not None
+            torch.testing.assert_close(mine.grad, (whole.cos() * weight).split(lengths, 1)[bound.rank])
+
+    run_ranks(3, check)
+
+
+def test_from_one_layout_to_another() -> None:
+    def check(bound: BoundLayout) -> None:
+        whole, striped = numbers(13, 2), BoundLayout(LAYOUTS["striped"], bound.group)
+        part = bound.shard(whole, 0)
+        assert torch.equal(bound.redistribute(part, 0, striped), striped.shard(whole, 0))
+        assert torch.equal(bound.redistribute(part, 0, striped, 13), striped.shard(whole, 0))
+
+    on_every_rank("zigzag", 3, check)
+    alone = BoundLayout(LAYOUTS["zigzag"])
+    assert torch.equal(alone.from_contiguous(numbers(5), 0), numbers(5))
+
+
+def test_layouts_of_two_groups() -> None:
+    def rank(mesh: MeshGroups) -> str:
+        first, other = (BoundLayout(LAYOUTS["striped"], axis.group_name) for axis in (mesh.inner, mesh.outer))
+        with pytest.raises(InputError) as caught:
+            first.redistribute(numbers(3), 0, other, 6)
+        return str(caught.value)
+
+    for message in run_mesh((2, 2), rank):
+        assert "the layouts are of different groups\n  needed: two layouts of one process group" in message
+
+
+@pytest.mark.slow
+def test_parts_are_dealt_in_compiled_code() -> None:
+    def run(rank: int) -> tuple[Tensor, ...]:
+        with fake_group(rank, 3, "parts") as group:
+            bound = BoundLayout(LAYOUTS["striped"], group)
+            torch._dynamo.reset()
+            deal = torch.compile(lambda x: bound.from_contiguous(x, 0, 11).sin(), fullgraph=True, dynamic=True)
+            return deal(numbers(LAYOUTS["contiguous"].local_length(11, rank, 3), 2)), numbers(bound.local_length(11), 2)
+
+    for rank in range(3):
+        found, like = run(rank)
+        assert found.shape == like.shape
+
+
 def test_without_a_group_it_is_a_world_of_one() -> None:
     bound = BoundLayout(LAYOUTS["striped"])
     assert (bound.rank, bound.world) == (0, 1)
@@ -124,6 +183,21 @@ def wrong(call: Callable[[BoundLayout], Any], message: str) -> Callable[[dist.Pr
             r"pass \[2, 3, 4\] tokens, 9 in all(.|\n)*needed: \[3, 3, 3\], as the striped layout deals them",
         ),
         (lambda bound: bound.unshard(numbers(2, 0), 1), "0 tokens cannot be spread"),
+        (lambda bound: bound.from_contiguous(numbers(2, 0), 1), "0 tokens cannot be spread"),
+        (
+            lambda bound: bound.from_contiguous(numbers(2, 3), 1, [3, 3]),
+            r"\[3, 3\](.|\n)*needed: one for each of 3 ranks",
+        ),
+        (
+            lambda bound: bound.from_contiguous(numbers(2, 3), 1, [4, 4, 4]),
+            "passes 3 tokens(.|\n)*needed: 4, its part of 12",
+        ),
+        (
+            lambda bound: bound.from_contiguous(numbers(2, 9), 1, 9),
+            r"passes 9 tokens(.|\n)*its part of 9 tokens in the contig",
+        ),
+        (lambda bound: bound.to_contiguous(numbers(2, 3), 1, [3, 4, -1]), "needed: one for each"),
+        (lambda bound: bound.to_contiguous(numbers(2, 3), 1, 18), "passes 3 tokens(.|\n)*needed: 6"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Callable[[BoundLayout], Any], message: str) -> None:

@@ -6,11 +6,12 @@ from sp.runtime.ops import attention as _attention
 from sp.runtime.ops import move as _move
 from sp.runtime.ops import noise as _noise
 from sp.runtime.ops import placement as _placement
+from sp.runtime.ops import redistribute as _redistribute
 from sp.runtime.ops import reduction as _reduction
 from sp.runtime.ops import share as _share
 from sp.runtime.ops import sums as _sums
 
-del _attention, _move, _noise, _placement, _reduction, _share, _sums
+del _attention, _move, _noise, _placement, _redistribute, _reduction, _share, _sums
 
 attention = torch.ops.sp.attention.default
 shard = torch.ops.sp.shard.default
@@ -20,6 +21,7 @@ move = torch.ops.sp.move.default
 narrow = torch.ops.sp.narrow.default
 noise = torch.ops.sp.noise.default
 peak = torch.ops.sp.peak.default
+redistribute = torch.ops.sp.redistribute.default
 replicate = torch.ops.sp.replicate.default
 reduce = torch.ops.sp.reduce.default
 share = torch.ops.sp.share.default
@@ -33,6 +35,7 @@ __all__ = [
     "noise",
     "peak",
     "promise",
+    "redistribute",
     "reduce",
     "replicate",
     "replicate_all",

@@ -17,23 +17,17 @@ what shall be; shift; fill, the value of elements that nothing is moved to; layo
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sp.layout import Run, find_layout
+from sp.crossing import Rows, count_rows, crossings, unpacked
 from sp.runtime.comm import Exchange, post_exchange
 from sp.runtime.ops.order import keep_order
 from sp.runtime.ops.spans import Place, Span
 from sp.runtime.world import World
-
-_Piece = tuple[slice, slice]  # rows of the sender's part, rows of the receiver's
-_Bounds = tuple[int, int, int]  # start, length, total
 
 
 def _places(
@@ -66,7 +60,7 @@ def _move(x: Tensor, *arguments: Any) -> Tensor:
     for hop, flight in enumerate(flights, 1):
         sender = (world.rank - hop) % world.size
         arrived = flight.wait().view(x.dtype).view(-1, *source.shape[1:])
-        for rows, rows_to in _unpacked(_crossings(before.span, after.span, shift, sender, world.rank)):
+        for rows, rows_to in unpacked(_crossings(before.span, after.span, shift, sender, world.rank)):
             target[rows_to] = arrived[rows]
     return result
 
@@ -77,65 +71,14 @@ def _post(source: Tensor, before: Span, after: Span, shift: int, hop: int) -> Ex
     to, sender = (world.rank + hop) % world.size, (world.rank - hop) % world.size
     pieces = [source[rows] for rows, _ in _crossings(before, after, shift, world.rank, to)]
     packed = torch.cat([*pieces, source[:0]]).contiguous().view(-1).view(torch.uint8)
-    rows = sum(_count(rows) for rows, _ in _crossings(before, after, shift, sender, world.rank))
+    rows = sum(count_rows(rows) for rows, _ in _crossings(before, after, shift, sender, world.rank))
     room = source.new_empty((rows, *source.shape[1:])).view(-1).view(torch.uint8)
     return post_exchange(world, packed, to, room, sender, tag=hop)
 
 
-def _count(rows: slice) -> int:
-    return rows.stop - rows.start
-
-
-def _unpacked(pieces: tuple[_Piece, ...]) -> Iterator[_Piece]:
-    """Where the pieces lie in the buffer that carried them one after another."""
-    begin = 0
-    for _, rows_to in pieces:
-        yield slice(begin, begin + _count(rows_to)), rows_to
-        begin += _count(rows_to)
-
-
-def _crossings(before: Span, after: Span, shift: int, sender: int, receiver: int) -> tuple[_Piece, ...]:
-    old, new = ((span.start, span.length, span.total) for span in (before, after))
-    return _pieces(before.layout, before.world.size, old, new, shift, sender, receiver)
-
-
-@lru_cache(maxsize=4096)
-def _pieces(
-    layout: str, world: int, old: _Bounds, new: _Bounds, shift: int, sender: int, receiver: int
-) -> tuple[_Piece, ...]:
-    """Which rows of the sender's part belong to which rows of the receiver's."""
-    offset = new[0] - old[0] + shift  # from an element's old position to its new one
-    found: list[_Piece] = []
-    theirs = [*_held(layout, world, new, receiver)]
-    ends = [_end(b) for _, b in theirs]
-    for first, a in _held(layout, world, old, sender):
-        # Positions ascend, so that those that this run may meet stand next to each other.
-        for second, b in theirs[bisect_right(ends, a.start + offset) :]:
-            if b.start >= _end(a) + offset:
-                break
-            assert a.stride == b.stride, "runs of one layout share their stride"
-            begin, rest = max(a.start + offset, b.start), (a.start + offset - b.start) % a.stride
-            count = (min(_end(a) + offset, _end(b)) - begin + a.stride - 1) // a.stride
-            if rest == 0 and count > 0:
-                here, there = (begin - offset - a.start) // a.stride + first, (begin - b.start) // b.stride + second
-                found.append((slice(here, here + count), slice(there, there + count)))
-    return tuple(found)
-
-
-def _held(layout: str, world: int, span: _Bounds, rank: int) -> Iterator[tuple[int, Run]]:
-    """The positions of a span that `rank` holds, as runs, each with the row at which it begins."""
-    start, length, total = span
-    row = 0
-    for run in find_layout(layout).runs(total, rank, world):
-        skipped, count = run.count_below(start), run.count_below(start + length)
-        if count > skipped:
-            yield row, Run(run.start + skipped * run.stride, run.stride, count - skipped)
-        row += count - skipped
-
-
-def _end(run: Run) -> int:
-    """The first position that would come after its last."""
-    return run.start + run.stride * run.length
+def _crossings(before: Span, after: Span, shift: int, sender: int, receiver: int) -> tuple[Rows, ...]:
+    offset = after.start - before.start + shift  # from an element's old position to its new one
+    return crossings(before.part, after.part, offset, before.world.size, sender, receiver)
 
 
 def _move_fake(x: Tensor, *arguments: Any) -> Tensor:

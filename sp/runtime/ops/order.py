@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 
-COMMUNICATING = ("unshard", "move", "reduce", "attention", "attention_backward", "start_sums", "finish_sums")
+COMMUNICATING = (
+    *("unshard", "move", "redistribute", "reduce"),
+    *("attention", "attention_backward", "start_sums", "finish_sums"),
+)
 
 
 @cache

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from sp.crossing import Part
 from sp.layout import Run, find_layout
 from sp.runtime.world import World, find_world
 
@@ -26,6 +27,11 @@ class Span:
     total: int
     layout: str
     world: World
+
+    @property
+    def part(self) -> Part:
+        """The same for those who count rows."""
+        return Part(self.layout, self.start, self.length, self.total)
 
     def local_range(self, rank: int) -> tuple[int, int]:
         """The local indices `(first, last + 1)` of this span in what `rank` holds of the whole sequence."""

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from sp.crossing import Part, count_rows, crossings
 from sp.layout import LAYOUTS
 from sp.runtime.ops import move, shard, unshard
 from sp.testing import run_ranks
@@ -92,12 +93,11 @@ def test_opcheck() -> None:
 
 def test_contiguous_shards_exchange_no_more_than_a_halo() -> None:
     """One more token in front: for contiguous shards of 64 tokens, few of them leave their rank."""
-    from sp.runtime.ops.move import _pieces
 
     def travelling(layout: str) -> int:
+        old, new = Part(layout, 0, 256, 256), Part(layout, 0, 257, 257)
         pairs = [(a, b) for a, b in product(range(4), range(4)) if a != b]
-        pieces = [piece for a, b in pairs for piece in _pieces(layout, 4, (0, 256, 256), (0, 257, 257), 1, a, b)]
-        return sum(rows.stop - rows.start for rows, _ in pieces)
+        return sum(count_rows(rows) for a, b in pairs for rows, _ in crossings(old, new, 1, 4, a, b))
 
     assert travelling("contiguous") <= 4
     assert travelling("zigzag") <= 8

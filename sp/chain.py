@@ -1,0 +1,58 @@
+"""Chains: layers that a model calls one after another, each parallelized, with the sequence on its ranks between them.
+
+    vit.layers = sp.parallelize_chain(vit.layers)
+
+    hidden states, whole → layer 0 → shards → layer 1 → shards → … → last layer → hidden states, whole
+
+For models whose sequence is born inside, from an image or a spectrogram, and whose layers are a list of modules rather
+than one module with a forward of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from sp.api import parallelize
+from sp.errors import StrategyError
+from sp.mesh import Mesh
+from sp.passes.input_dims import SequenceDim
+
+
+def parallelize_chain(
+    layers: Iterable[nn.Module],
+    strategy: str = "striped",
+    *,
+    mesh: Mesh = None,
+    sequence_dim: SequenceDim = 1,
+    sync_gradients: bool = True,
+    compile: bool | Literal["blocks"] | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
+    kernel: str | None = None,
+) -> nn.ModuleList:
+    """The same layers, to be put in their place: names, parameters and what they compute stay as they are.
+
+    Each layer must be called on what the one before it has returned, and on nothing else that holds the sequence:
+    between them a rank holds its own tokens.  What the first layer takes and the last one returns is whole, with whole
+    gradients, the same on every rank.  The options are those of `sp.parallelize`.
+
+    StrategyError for an empty chain, and for what `parallelize` refuses."""
+    given = list(layers)
+    if not given:
+        raise StrategyError("there are no layers to parallelize", needed="a list of modules")
+    last = len(given) - 1
+    return nn.ModuleList(
+        parallelize(
+            layer,
+            strategy,
+            mesh=mesh,
+            sequence_dim=sequence_dim,
+            inputs="local" if place else "global",
+            outputs="global" if place == last else "local",
+            sync_gradients=sync_gradients,
+            compile=compile,
+            kernel=kernel,
+        )
+        for place, layer in enumerate(given)
+    )
