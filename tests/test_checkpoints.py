@@ -32,6 +32,8 @@ import sp
 from sp.testing import ProcessWorld
 
 WORLD, ROWS, LENGTH = 4, 4, 13
+# said by `no_dist=True`, which is how one process reads and writes alone
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 class Block(nn.Module):
