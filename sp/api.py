@@ -45,6 +45,7 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     validate: bool = False,
     machine: Machine | str | None = None,
     memory_budget: float = 1.0,
+    checkpoint: bool = False,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
@@ -66,6 +67,8 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     validate: True tries every capture as `sp.check` does before it first runs; ValidationError if it is not exact.
     memory_budget: the share of activations that a compiled step may keep for backward: 1.0 all that saves time, 0.0 as
         few as it can.  The rest is recomputed; attention, and whatever else communicates, never is.
+    checkpoint: True computes the activations of every block again in backward, compiled or not, but nothing that
+        communicates.  What the model itself runs under `torch.utils.checkpoint` is computed again anyway.
 
     Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
@@ -74,7 +77,8 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     _check_budget(memory_budget, compile)
     _check_plain(model)
     options = replace(options, machine=_machine(machine), memory_budget=memory_budget, sync_gradients=sync_gradients)
-    parallel = ParallelModule(model, replace(options, generator=generator, validate=validate))
+    options = replace(options, generator=generator, validate=validate, checkpoint=checkpoint)
+    parallel = ParallelModule(model, options)
     if example_args is not None or example_kwargs is not None:
         parallel.capture(example_args or (), example_kwargs or {})
     return parallel

@@ -30,6 +30,7 @@ def fully_shard(
     axis: str = "sp",
     outputs: OutputForm = "global",
     compile: bool | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
+    checkpoint: bool = False,
 ) -> ParallelModule:
     """`model` with its parameters sharded over all of `mesh`, its sequence spread over the axis `axis` of it.
 
@@ -61,7 +62,15 @@ def fully_shard(
             module.set_gradient_divide_factor(float(replicas))
             # gloo knows no sum that multiplies first
             module.set_force_sum_reduction_for_comms(dist.get_backend(flat.get_group()) == "gloo")
-    return parallelize(model, strategy, mesh=mesh[axis], sync_gradients=False, outputs=outputs, compile=compile)
+    return parallelize(
+        model,
+        strategy,
+        mesh=mesh[axis],
+        sync_gradients=False,
+        outputs=outputs,
+        compile=compile,
+        checkpoint=checkpoint,
+    )
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
