@@ -74,9 +74,7 @@ def _make_model(options: Options, world: int) -> nn.Module:
     model = Llama(options.config)
     if world > 1:
         outputs = {"logits": "none"}
-        return sp.parallelize(
-            model, options.strategy, compile=False, checkpoint=options.checkpoint, outputs=outputs
-        )
+        return sp.parallelize(model, options.strategy, compile=False, checkpoint=options.checkpoint, outputs=outputs)
     for at, block in enumerate(model.blocks):
         model.blocks[at] = checkpoint_wrapper(block) if options.checkpoint else block
     return model

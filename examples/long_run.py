@@ -49,7 +49,8 @@ def train(args: argparse.Namespace) -> tuple[list[float], int]:
         losses.append(loss.item())
         if dist.get_rank() == 0:
             seconds = time.perf_counter() - start
-            print(f"step {step}: loss {losses[-1]:.4f}, {seconds:,.1f} s, peak {peak_bytes() / 2**20:,.0f} MiB", flush=True)
+            peak = peak_bytes() / 2**20
+            print(f"step {step}: loss {losses[-1]:.4f}, {seconds:,.1f} s, peak {peak:,.0f} MiB", flush=True)
     return losses, peak_bytes()
 
 
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--checkpoint", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--timeout", type=float, default=4 * 3600.0, help="seconds after which a hanging world is ended")
+    parser.add_argument("--timeout", type=float, default=4 * 3600.0, help="seconds until a hanging world is ended")
     args = parser.parse_args()
     if "RANK" in os.environ:
         dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))

@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import sp
 from sp.models import Llama, LlamaConfig
+from sp.passes.checkpoint import Region, with_regions
+from sp.passes.pieces import block_paths, cut
+from sp.pieces import assemble
 from sp.runtime.ops.order import COMMUNICATING
 from sp.testing import run_ranks
 from sp.testing.compare import relative_error
@@ -112,8 +115,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], bool, int]] = {
 
 
 def regions_of(parallel: sp.ParallelModule) -> int:
-    from sp.passes.checkpoint import Region
-
     return sum(isinstance(module, Region) for module in parallel.executables[-1].run.modules())
 
 
@@ -172,8 +173,12 @@ def test_less_is_alive() -> None:
 
     def peak(every_block: bool) -> int:
         parallel = sp.parallelize(llama(layers=6), compile=False, checkpoint=every_block, outputs={"logits": "none"})
-        parallel(ids, labels=ids).loss.backward()
-        return most_alive_bytes(lambda: parallel(ids, labels=ids).loss.backward())
+
+        def train() -> None:
+            parallel(ids, labels=ids).loss.backward()
+
+        train()
+        return most_alive_bytes(train)
 
     assert peak(True) < 0.4 * peak(False)
 
@@ -186,31 +191,62 @@ def test_without_gradients_nothing_is_kept() -> None:
     assert loss.item() == pytest.approx(llama()(ids, labels=ids).loss.item(), rel=1e-12)
 
 
-def names_of(parallel: sp.ParallelModule, ids: Tensor) -> Counter[str]:
-    parallel(ids, labels=ids).loss.backward()  # compiles
-    parallel.zero_grad()
+def names_of(loss: Callable[[], Tensor]) -> Counter[str]:
+    """How often each op runs in the second of two steps; the first one compiles."""
+    loss().backward()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        parallel(ids, labels=ids).loss.backward()
+        loss().backward()
     return Counter(event.name for event in profile.events())
 
 
 def compiled(mode: Any, every_block: bool) -> tuple[float, Counter[str]]:
     """The worst error of a gradient, and how often each op ran."""
     model, right, ids = llama(), llama(), batch(21)
-    names = names_of(sp.parallelize(model, compile=mode, checkpoint=every_block), ids)
-    right(ids, labels=ids).loss.backward()
+    parallel = sp.parallelize(model, compile=mode, checkpoint=every_block)
+    names = names_of(lambda: parallel(ids, labels=ids).loss)
+    right(ids, labels=ids).loss.mul(2).backward()  # of two steps
     pairs = zip(model.parameters(), right.parameters(), strict=True)
     return max(relative_error(a.grad, b.grad) for a, b in pairs), names  # type: ignore[arg-type]
 
 
+PARTITIONED = {"backend": "aot_eager_decomp_partition"}  # as Inductor has it, without what takes long
+
+
+def test_torchs_partitioner_recomputes_but_repeats_no_attention() -> None:
+    (error, names), (_, usual) = compiled(PARTITIONED, True), compiled(PARTITIONED, False)
+    assert error < 1e-12
+    check_calls(names, usual)
+
+
+def test_compiled_pieces_recompute_what_is_checkpointed_in_them() -> None:
+    """As compile="blocks" has it; one of two blocks of equal code is a checkpoint."""
+    models, calls = [llama(), llama()], list[Counter[str]]()
+    models[1].blocks[1] = checkpoint_wrapper(models[1].blocks[1])
+    for model, codes in zip(models, (1, 2), strict=True):
+        parallel, ids = sp.parallelize(model, compile=False, example_args=(batch(),)), batch()
+        bound = parallel.executables[0].bound
+        parts = cut(bound, block_paths(bound.graph))
+        assert len({id(piece.code) for piece in parts.pieces if piece.path}) == codes
+        run = assemble(parts, bound, model, lambda code: torch.compile(with_regions(code), dynamic=True, **PARTITIONED))
+        calls.append(names_of(lambda run=run, ids=ids: run(ids)[0].square().sum()))
+    check_calls(calls[1], calls[0])
+    grads = [[parameter.grad for parameter in model.parameters()] for model in models]
+    assert all(relative_error(a, b) < 1e-12 for a, b in zip(*grads, strict=True))
+
+
+def check_calls(names: Counter[str], usual: Counter[str]) -> None:
+    assert {name: names[f"sp::{name}"] for name in COMMUNICATING} == {
+        name: usual[f"sp::{name}"] for name in COMMUNICATING
+    }
+    assert names["sp::attention"] == LAYERS
+    assert names["aten::mm"] + names["aten::addmm"] > usual["aten::mm"] + usual["aten::addmm"]
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", [True, "blocks"])
-def test_compiled_code_recomputes_but_repeats_no_attention(mode: Any, world2: ProcessWorld) -> None:
-    usual = world2.run(compiled, mode, False, timeout_s=300)
-    for (error, names), (_, before) in zip(world2.run(compiled, mode, True, timeout_s=300), usual, strict=True):
+def test_compiled_by_inductor(mode: Any, world2: ProcessWorld) -> None:
+    usual = world2.run(compiled, mode, False, timeout_s=400)
+    for (error, names), (_, before) in zip(world2.run(compiled, mode, True, timeout_s=400), usual, strict=True):
         assert error < 1e-12
-        assert {name: names[f"sp::{name}"] for name in COMMUNICATING} == {
-            name: before[f"sp::{name}"] for name in COMMUNICATING
-        }
-        assert names["sp::attention"] == LAYERS
-        assert sum(names[op] for op in ("aten::mm", "aten::addmm")) > sum(before[op] for op in ("aten::mm", "aten::addmm"))
+        check_calls(names, before)

@@ -39,7 +39,9 @@ class Trained:
     def is_close_to(self, other: "Trained") -> bool:
         """Adam divides by the root of squares: where a gradient is tiny, its rounding is not."""
         pairs = zip(self.parameters, other.parameters, strict=True)
-        return self.norms == pytest.approx(other.norms, rel=1e-12) and all(relative_error(a, b) < 1e-8 for a, b in pairs)
+        return self.norms == pytest.approx(other.norms, rel=1e-12) and all(
+            relative_error(a, b) < 1e-8 for a, b in pairs
+        )
 
 
 def whole(value: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ def callers_hooks_aside() -> AbstractContextManager[None]:
 
 def _hook_now() -> Pack | None:
     """What autograd would hand a tensor to that it keeps, if the model has opened such hooks."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # private; `torch.compile` asks it, too
+    bindings: Any = torch._C  # private, and without stubs; `torch.compile` asks the same
+    hooks = bindings._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None or hooks[0] is _itself else hooks[0]
 
 
