@@ -15,20 +15,19 @@ over the ranks but those gradients, which every rank has whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import sp
 from benchmarks.picture import Chart, Series
+from benchmarks.resident import MIB, resident_bytes
 from benchmarks.result import Cell, Result, Table
 from benchmarks.suite import Benchmark
 from sp.models import Llama, LlamaConfig
 from sp.testing.memory import most_alive_bytes
 from sp.testing.ranks import run_processes
 
-MIB = 2**20
 SINGLE = "single device"
 
 
@@ -78,12 +77,6 @@ def measure_rank(job: Job) -> Found:
     loss = _step(model, job.length)
     resident = resident_bytes("VmHWM") - before
     return Found(most_alive_bytes(lambda: _step(model, job.length)), resident, loss)
-
-
-def resident_bytes(field: str) -> int:
-    """A field of /proc/self/status: VmRSS is the size now, VmHWM the highest so far."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def _make_model(job: Job) -> nn.Module:

@@ -45,6 +45,7 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     validate: bool = False,
     machine: Machine | str | None = None,
     memory_budget: float = 1.0,
+    checkpoint: bool = False,
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
@@ -64,17 +65,16 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     kernel: "dense" or "flash"; None chooses by device and dtype, and the report shows which.
     generator: draws one seed for each call that drops out, on the CPU; None is torch's own.  Rank 0's seed counts.
     validate: True tries every capture as `sp.check` does before it first runs; ValidationError if it is not exact.
-    memory_budget: the share of activations that a compiled step may keep for backward: 1.0 all that saves time, 0.0 as
-        few as it can.  The rest is recomputed; attention, and whatever else communicates, never is.
+    memory_budget: the share of activations that a compiled step may keep.  checkpoint: True keeps only the inputs of
+        blocks, compiled or not.  The rest is recomputed, but for what communicates; docs/memory.md says how.
 
     Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     bound, group = bind_mesh(_find(strategy), mesh)
     options = _options(bound, group, sequence_dim, inputs, outputs, compile, kernel)
-    _check_budget(memory_budget, compile)
-    _check_plain(model)
+    _check_plain(model, memory_budget, compile)
     options = replace(options, machine=_machine(machine), memory_budget=memory_budget, sync_gradients=sync_gradients)
-    parallel = ParallelModule(model, replace(options, generator=generator, validate=validate))
+    parallel = ParallelModule(model, replace(options, generator=generator, validate=validate, checkpoint=checkpoint))
     if example_args is not None or example_kwargs is not None:
         parallel.capture(example_args or (), example_kwargs or {})
     return parallel
@@ -187,7 +187,8 @@ def check(
     return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
 
 
-def _check_plain(model: nn.Module) -> None:
+def _check_plain(model: nn.Module, budget: float = 1.0, compiled: bool | str | Mapping[str, Any] = True) -> None:
+    _check_budget(budget, compiled)
     if isinstance(model, ParallelModule):
         raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.plain`")
 

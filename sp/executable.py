@@ -21,9 +21,11 @@ from sp.options import BLOCKS, Options
 from sp.passes import distribution, preparation
 from sp.passes.bind import bind
 from sp.passes.capture import Outputs, accepts, capture
+from sp.passes.checkpoint import marked, with_regions
 from sp.passes.manager import run_passes
 from sp.passes.modes import without_autocast
 from sp.passes.pieces import block_paths, cut
+from sp.passes.saved_tensors import callers_hooks_aside
 from sp.pieces import assemble
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
@@ -117,7 +119,7 @@ def build(
 
     mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
     sharded = sharded_modules(model)
-    with TURN, _as_parameters(model), stand_ins(model):
+    with _for_tracing(model):
         captured, outputs = _captured(model, request, lengths, options)
         prepared, estimates = run_passes(captured, preparation(options.outputs)), None
         if options.strategy is None:
@@ -126,7 +128,7 @@ def build(
             captured, prepared = (replace(each, strategy=choose(estimates)) for each in (captured, prepared))
         sync = options.sync_gradients
         passes = distribution(outputs=options.outputs, kernel=options.kernel, sync_gradients=sync)
-        program = run_passes(prepared, passes)
+        program = marked(run_passes(prepared, passes), options.checkpoint)
         _check_lengths(program, lengths, type(model).__name__)
         outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})
         bound = bind(program, seat_name(options.group))
@@ -174,6 +176,13 @@ def _check_lengths(program: Program, lengths: Lengths, name: str) -> None:
 
 
 @contextmanager
+def _for_tracing(model: nn.Module) -> Generator[None]:
+    """This thread's turn, with the model as torch.export takes it, and without what the caller has around the call."""
+    with TURN, _as_parameters(model), stand_ins(model), callers_hooks_aside():
+        yield
+
+
+@contextmanager
 def _as_parameters(model: nn.Module) -> Generator[None]:
     """Under `torch.func.functional_call` a model's parameters are plain tensors, which torch.export refuses."""
     places = [(module._parameters, name) for module in model.modules() for name in module._parameters]
@@ -195,7 +204,8 @@ def _runnable(
 ) -> tuple[Callable[..., Any], list[Slot]]:
     """What to call, and the parameters that it holds by itself."""
     if not sharded and options.compile != BLOCKS:
-        return _compiled(bound, options), _slots(bound, model)
+        whole = with_regions(bound)
+        return _compiled(whole, options), _slots(whole, model)
     parts = cut(bound, [path for path in sharded if path] if sharded else block_paths(bound.graph))
     if sharded and parts.open:
         raise StrategyError(
@@ -203,7 +213,7 @@ def _runnable(
             needed="modules that run one after another, each with its parameters in place",
             remedy="call fully_shard on the module around both",
         )
-    return assemble(parts, bound, model, lambda code: _compiled(code, options)), []
+    return assemble(parts, bound, model, lambda code: _compiled(with_regions(code), options)), []
 
 
 def _compiled(module: fx.GraphModule, options: Options) -> Callable[..., Any]:

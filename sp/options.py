@@ -29,6 +29,7 @@ class Options:
     generator: what the seeds of dropout are drawn from; None is torch's own.
     sync_gradients: whether gradients of parameters are summed over the ranks in backward.
     validate: whether every capture is tried beside the plain model before it runs.
+    checkpoint: whether every block computes its activations again in backward, see `sp.passes.checkpoint`.
     memory_budget: the share of its activations that a compiled step may keep, see `sp.passes.partition`."""
 
     strategy: Strategy | None
@@ -41,6 +42,7 @@ class Options:
     generator: torch.Generator | None = None
     sync_gradients: bool = True
     validate: bool = False
+    checkpoint: bool = False
     memory_budget: float = 1.0
     machine: Machine | None = None
 

@@ -31,6 +31,7 @@ def fully_shard(
     axis: str = "sp",
     outputs: OutputForm = "global",
     compile: bool | Mapping[str, Any] = True,  # noqa: A002 - torch's own word for it
+    checkpoint: bool = False,
 ) -> ParallelModule:
     """`model` with its parameters sharded over all of `mesh`, its sequence spread over the axis `axis` of it.
 
@@ -63,7 +64,15 @@ def fully_shard(
             # gloo knows no sum that multiplies first
             backend = backend_of(flat.get_group(), torch.device(flat.device_type))
             module.set_force_sum_reduction_for_comms(backend == "gloo")
-    return parallelize(model, strategy, mesh=mesh[axis], sync_gradients=False, outputs=outputs, compile=compile)
+    return parallelize(
+        model,
+        strategy,
+        mesh=mesh[axis],
+        sync_gradients=False,
+        outputs=outputs,
+        compile=compile,
+        checkpoint=checkpoint,
+    )
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -71,40 +72,50 @@ class Case:
     dp: int = 2
     sp: int = 2
     compiled: bool = False
+    checkpoint: bool = False
 
 
 def wire(case: Case, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     compiled = case.compiled
     match case.shard:
         case "one call":
+            return sp.fully_shard(model, mesh, compile=compiled, checkpoint=case.checkpoint)
+        case "wrapped":  # the model has checkpoints of its own
+            for at, block in enumerate(model.blocks):  # type: ignore[arg-type]
+                model.blocks[at] = checkpoint_wrapper(block)  # type: ignore[operator]
             return sp.fully_shard(model, mesh, compile=compiled)
         case "over dp":  # sp sums by itself, FSDP takes the mean over dp
             for block in model.blocks:  # type: ignore[union-attr]
                 fully_shard(block, mesh=mesh["dp"])
             fully_shard(model, mesh=mesh["dp"])
             sum_only(model, case.dp)
-            return sp.parallelize(model, mesh=mesh["sp"], compile=compiled)
-        case "hybrid":  # copies along dp, shards along sp
-            for module in (*model.blocks, model):  # type: ignore[misc]
-                fully_shard(module, mesh=mesh)
-            sum_only(model, case.dp)
-        case "every part":
-            parts = [part for part in model.children() if not isinstance(part, nn.ModuleList)]
-            for module in (*model.blocks, *(part for part in parts if list(part.parameters())), model):  # type: ignore[misc]
-                fully_shard(module, mesh=mesh._flatten("flat"))
-            sum_only(model, case.dp)
-        case "root alone":
-            fully_shard(model, mesh=mesh._flatten("flat"))
-            sum_only(model, case.dp)
+            return sp.parallelize(model, mesh=mesh["sp"], compile=compiled, checkpoint=case.checkpoint)
         case "after":
             parallel = sp.parallelize(model, mesh=mesh["sp"], compile=compiled, sync_gradients=False)
             for module in (*parallel.blocks, parallel):
                 fully_shard(module, mesh=mesh._flatten("flat"))
             sum_only(parallel, case.dp)
             return parallel
+        case _:
+            where = mesh if case.shard == "hybrid" else mesh._flatten("flat")
+            policy = CPUOffloadPolicy(pin_memory=False) if case.shard == "offloaded" else OffloadPolicy()
+            for module in sharded_parts(case.shard, model):
+                fully_shard(module, mesh=where, offload_policy=policy)
+            sum_only(model, case.dp)
+            return sp.parallelize(model, mesh=mesh["sp"], compile=compiled, sync_gradients=False)
+
+
+def sharded_parts(shard: str, model: nn.Module) -> list[nn.Module]:
+    match shard:
+        case "hybrid" | "offloaded":  # hybrid: copies along dp, shards along sp
+            return [*model.blocks, model]  # type: ignore[misc]
+        case "every part":
+            parts = [part for part in model.children() if not isinstance(part, nn.ModuleList)]
+            return [*model.blocks, *(part for part in parts if list(part.parameters())), model]  # type: ignore[misc]
+        case "root alone":
+            return [model]
         case other:
             raise ValueError(other)
-    return sp.parallelize(model, mesh=mesh["sp"], compile=compiled, sync_gradients=False)
 
 
 def train(case: Case) -> tuple[list[float], list[Tensor], list[Tensor]]:
@@ -143,9 +154,13 @@ def single(case: Case) -> tuple[list[list[float]], list[Tensor], list[Tensor]]:
     return losses, first, [parameter.detach() for parameter in model.parameters()]
 
 
-QUICK = [Case("one call"), Case("one call", "pooled"), Case("over dp"), Case("root alone", "pooled"), Case("after")]
+QUICK = [
+    *(Case("one call"), Case("one call", "pooled"), Case("over dp"), Case("root alone", "pooled"), Case("after")),
+    *(Case("one call", checkpoint=True), Case("wrapped")),
+]
 SLOW = [
     Case("one call", compiled=True),
+    *(Case("one call", compiled=True, checkpoint=True), Case("over dp", checkpoint=True), Case("offloaded")),
     *(Case(shard, model) for shard in ("over dp", "hybrid", "root alone", "after") for model in MODELS),
     Case("every part"),
     Case("one call", dp=1, sp=3),

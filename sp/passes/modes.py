@@ -16,6 +16,8 @@ from torch import fx
 from torch.fx.traceback import annotate
 from torch.overrides import TorchFunctionMode
 
+from sp.passes.saved_tensors import Checkpoints
+
 DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu")
 _KEY = "sp_modes"
 
@@ -46,7 +48,13 @@ def without_autocast() -> Generator[None]:
 
 
 class Watch(TorchFunctionMode):
-    """While a model is traced: each op's node gets the modes of its call.  Trace under `preserve_node_meta`."""
+    """While a model is traced: each op's node gets the modes of its call, and the checkpoint that it is part of.
+
+    Trace under `preserve_node_meta`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpoints = Checkpoints()
 
     def __torch_function__(
         self,
@@ -57,7 +65,7 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         if torch.compiler.is_dynamo_compiling():  # it traces flex_attention, and this mode with it
             return func(*args, **(kwargs or {}))
-        with annotate({_KEY: Modes.now()}):
+        with annotate({_KEY: Modes.now(), **self.checkpoints.mark()}):
             return func(*args, **(kwargs or {}))
 
 

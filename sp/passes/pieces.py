@@ -24,6 +24,7 @@ from torch import fx, nn
 from torch.fx.node import map_arg
 
 from sp.passes.fxtools import module_path, op_name
+from sp.passes.saved_tensors import checkpoint_of
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,13 @@ def cut(module: fx.GraphModule, paths: Collection[str]) -> Pieces:
     """Cut the graph of `module` into pieces.  `paths`: dotted names of modules, none inside of another."""
     owners = _owners(module.graph, paths)
     known = [path for path in paths if path in set(owners.values())]
-    pieces = _ordered(module.graph, owners)
+    pieces = ordered(module.graph, owners)
     whole, shared = fx.Graph(), dict[str, fx.GraphModule]()
     values = {node: whole.node_copy(node) for node in module.graph.find_nodes(op="placeholder")}
     made: list[Piece] = []
     for path, nodes in pieces:
-        piece, inputs, results = _piece(path, nodes)
-        code = shared.setdefault(piece.code.code, piece.code)
+        piece, inputs, results = make_piece(path, nodes)
+        code = shared.setdefault(_text(piece.code), piece.code)
         called = whole.call_module(f"piece_{len(made)}", tuple(values[node] for node in inputs))
         values |= {node: whole.call_function(operator.getitem, (called, at)) for at, node in enumerate(results)}
         made.append(Piece(path, code, piece.reads))
@@ -79,6 +80,13 @@ def cut(module: fx.GraphModule, paths: Collection[str]) -> Pieces:
     whole.output(map_arg(end.args[0], values.__getitem__))
     found = {piece.path for piece in made}
     return Pieces(whole, tuple(made), tuple(path for path in known if path not in found))
+
+
+def _text(code: fx.GraphModule) -> str:
+    """What pieces that share their code have in common: what it computes, and which parts of it are checkpoints."""
+    names = [checkpoint_of(node) for node in code.graph.nodes]
+    numbers = {name: str(number) for number, name in enumerate(dict.fromkeys(names))}
+    return f"{code.code}\n{' '.join(numbers[name] for name in names)}" if any(names) else code.code
 
 
 def _reading(attributes: Sequence[fx.Node]) -> Piece:
@@ -101,7 +109,7 @@ def _owners(graph: fx.Graph, paths: Collection[str]) -> dict[fx.Node, str]:
         elif op_name(node) == "sp.unshard" and all(user.op == "output" for user in node.users):
             owners[node] = ""  # or the last block would differ from the others by what the caller is given
         else:
-            owners[node] = _around(module_path(node), paths)
+            owners[node] = around(module_path(node), paths)
     return owners
 
 
@@ -113,14 +121,14 @@ def _made_of_attributes(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _around(path: str, blocks: Collection[str]) -> str:
+def around(path: str, blocks: Collection[str]) -> str:
     """Which of `blocks` the module at `path` is or lies in."""
     parts = path.split(".")
     inside = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return next((name for name in inside if name in blocks), "")
 
 
-def _ordered(graph: fx.Graph, owners: dict[fx.Node, str]) -> Iterator[tuple[str, list[fx.Node]]]:
+def ordered(graph: fx.Graph, owners: dict[fx.Node, str]) -> Iterator[tuple[str, list[fx.Node]]]:
     """Blocks whole, the rest as it comes, such that each stands behind what it reads; changes `owners` where needed."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     while circles := [found for found in nx.strongly_connected_components(_quotient(owners)) if len(found) > 1]:
@@ -168,7 +176,7 @@ def _quotient(owners: Mapping[fx.Node, str]) -> nx.DiGraph[str | fx.Node]:
     return quotient
 
 
-def _piece(path: str, nodes: Sequence[fx.Node]) -> tuple[Piece, list[fx.Node], list[fx.Node]]:
+def make_piece(path: str, nodes: Sequence[fx.Node]) -> tuple[Piece, list[fx.Node], list[fx.Node]]:
     """A piece, the values that it is to be called with, and those that it returns.
 
     Names in its code follow from what it computes, so that equal pieces have equal code."""

@@ -4,6 +4,7 @@
     x.register_hook(…), Function.apply(x)        the graph has autograd's own gradient, not the one asked for
     with torch.inference_mode(): …               the graph would give gradients where the model has none
     random.random()                              one number for all calls
+    with save_on_cpu(): …                        what autograd keeps is not the graph's to say
 
 torch.export drops each of these without a word.  What it cannot see either is a model that asks whether it is traced.
 """
@@ -24,9 +25,11 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from sp.errors import Refusal, UnsupportedModelError
 from sp.passes.fxtools import UNKNOWN, attribute, refusal
+from sp.passes.saved_tensors import has_strange_hooks
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 _INFERENCE = "torch.inference_mode"
@@ -74,6 +77,9 @@ class Witness(TorchFunctionMode):
             self._see(f"Tensor.{name}", "a hook on a gradient is no part of a graph", _USE_OPS)
         if torch.is_inference_mode_enabled() and not self.inference:
             self._see(_INFERENCE, "a graph gives gradients to what it computes", "use torch.no_grad()")
+        if has_strange_hooks():
+            why = "what becomes of tensors that autograd keeps is no part of a graph"
+            self._see("torch.autograd.graph.saved_tensors_hooks", why, _OPEN_OUTSIDE)
         self._gradients([argument for argument in args if isinstance(argument, Tensor)])
         return func(*args, **(kwargs or {}))
 
@@ -90,7 +96,8 @@ class Witness(TorchFunctionMode):
             function = getattr(type(tensor.grad_fn), "_forward_cls", type(tensor.grad_fn))
             if isinstance(tensor.grad_fn, BackwardCFunction) and not _is_an_ops(function):
                 why = "its own backward is lost: the graph has that of the ops in it"
-                self._see(f"{function.__name__}.apply", why, _USE_OPS, _place(function) if self.returned else None)
+                remedy = _NOT_REENTRANT if function is CheckpointFunction else _USE_OPS
+                self._see(f"{function.__name__}.apply", why, remedy, _place(function) if self.returned else None)
 
     def _see(self, node: str, why: str, remedy: str, place: str | None = None) -> None:
         self.seen.setdefault(node, Refusal(node, place or caller(), why, remedy))
@@ -101,6 +108,8 @@ def _is_an_ops(function: type) -> bool:
     return function.__module__.startswith(("torch._library", "torch._higher_order_ops"))
 
 
+_NOT_REENTRANT = "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which is recomputed in backward too"
+_OPEN_OUTSIDE = "open them (or save_on_cpu) around the call of the parallelized model"
 _USE_OPS = "write it with ops (y + (x - y).detach() for a gradient of your own), or as a torch.library.custom_op"
 
 

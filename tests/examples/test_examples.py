@@ -63,6 +63,16 @@ def test_train_sharded_writes_a_checkpoint_that_a_plain_model_reads(launcher):
     assert done.stdout.splitlines()[-1].endswith(", the same")
 
 
+@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
+def test_long_run_has_equal_losses_on_all_ranks(launcher):
+    done = python(*launcher, "examples/long_run.py", "--length", "301", "--width", "32", "--layers", "1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == ["step 0", "step 1", "301 tokens on 2 ranks"]
+    assert lines[-1].endswith("equal on all ranks")
+    assert "NOT" not in lines[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

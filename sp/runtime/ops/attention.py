@@ -177,7 +177,8 @@ def saved_tensors(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: list[Tenso
 
 
 def _gradients(ctx: Any, grad_out: Tensor, grad_kept: list[Tensor]) -> tuple[Any, ...]:
-    saved, leaves = list(ctx.saved_tensors[:5]), list(ctx.saved_tensors[5:])
+    kept = list(ctx.saved_tensors)  # once: hooks of the caller and checkpoints unpack at every look
+    saved, leaves = kept[:5], kept[5:]
     *grads, found = attention_backward(grad_out, saved, list(ctx.shape), leaves, *ctx.arguments)
     named = Score.parse(Call(*ctx.arguments).score).leaves
     trained = [grad if leaf.trains else None for grad, leaf in zip(found, named, strict=True)]
