@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from sp.caches import closed, sharded_cache
 from sp.choice import choose, estimate_program
 from sp.costs import Estimates
+from sp.divisors import check_divisors
 from sp.errors import InputError, StrategyError
 from sp.fsdp import Hooks, sharded_modules, stand_ins
 from sp.options import BLOCKS, Options
@@ -116,7 +117,8 @@ def build(
     """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it.
 
     mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
-    sharded = sharded_modules(model)
+    if sharded := sharded_modules(model):
+        check_divisors(model, sharded, find_world(options.group).ranks, options.sync_gradients)
     with TURN, _as_parameters(model), stand_ins(model):
         captured, outputs = _captured(model, request, lengths, options)
         prepared, estimates = run_passes(captured, preparation(options.outputs)), None

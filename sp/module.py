@@ -16,7 +16,7 @@ from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
 from sp.fitting import check_length, global_length
 from sp.generation import generate
-from sp.gradients import summed_at_the_end
+from sp.gradients import gradients_word, summed_at_the_end, watch_sums
 from sp.layout import find_layout
 from sp.options import Options
 from sp.request import Lengths, Request
@@ -44,6 +44,7 @@ class ParallelModule(nn.Module):
         self.__dict__["model"] = model
         self.__dict__["options"] = options
         self.__dict__["executables"] = list[Executable]()
+        self.__dict__["agreed"] = dict[str, int]()  # calls that all ranks made alike, by their keys, in order
         self.__dict__["training"] = model.training
         for shared in ("_parameters", "_buffers", "_modules"):
             self.__dict__[shared] = getattr(model, shared)
@@ -75,7 +76,9 @@ class ParallelModule(nn.Module):
         request, lengths = self._agree_on_call(world, args, kwargs)
         executable = self._agree_on_program(world, request, lengths)
         seed = draw_seed(world, self.options.generator, self._device()) if executable.is_noisy else None
-        return executable(self.model, request, lengths, seed)
+        output = executable(self.model, request, lengths, seed)
+        watch_sums(output, lambda: self.options.sync_gradients)
+        return output
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own `generate`, every forward of it on all ranks.  All ranks call it alike, and get the same.
@@ -150,6 +153,7 @@ class ParallelModule(nn.Module):
             failure, statement = error, Statement(error=str(error))
         statements = self._exchange(world, statement, failure)
         assert request is not None
+        self.agreed.setdefault(request.key, len(self.agreed))
         if not self.options.local_inputs or request.past is not None:
             return request, request.lengths
         return request, (global_length([int(said.length) for said in statements], self.options),)
@@ -185,7 +189,9 @@ class ParallelModule(nn.Module):
         # New tokens are few, and ranks that have sampled different ones would go on with caches that do not fit.
         compared = request.past is not None or (recent and not local)
         return Statement(
-            request.key,
+            request.shared,
+            model=str(self.agreed.get(request.key, len(self.agreed))),
+            gradients=gradients_word(self.parameters(), self.options.sync_gradients),
             shapes=request.shapes(local),
             contents=checksum(whole) if compared else "",
             length=str(request.lengths[0]),

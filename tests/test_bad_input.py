@@ -1,5 +1,6 @@
 """Bad input: a clear error on every rank, soon, and never a hang."""
 
+import contextlib
 import copy
 
 import pytest
@@ -101,6 +102,50 @@ def test_modes_that_differ_between_ranks():
     for kind, message in messages(2, lambda model, rank: model.train(rank == 0)(ids(8))):
         assert kind == "RankMismatchError"
         assert "train or eval" in message
+
+
+def one_frozen(model, rank):
+    model.head.weight.requires_grad_(rank != 1)
+    model(ids(8))
+
+
+def one_without_gradients(model, rank):
+    with torch.set_grad_enabled(rank != 1):
+        model(ids(8))
+
+
+def one_in_no_sync(model, rank):
+    with model.no_sync() if rank == 1 else contextlib.nullcontext():
+        model(ids(8))
+
+
+@pytest.mark.parametrize("call", [one_frozen, one_without_gradients, one_in_no_sync])
+def test_gradients_that_differ_between_ranks(call):
+    """Backward would wait for a rank that has nothing to say, or add what does not belong together."""
+    for kind, message in messages(2, call):
+        assert kind == "RankMismatchError"
+        assert "which gradients there will be" in message
+        assert "rank 1: " in message
+
+
+def test_a_model_that_has_changed_on_one_rank():
+    def call(model, rank):
+        model(ids(8))
+        model.mark = rank  # ranks may tell themselves apart
+        model.blocks[0].mark = rank
+        model(ids(8))
+        model.blocks[0].mark = 2 * rank
+        model(ids(8))
+
+    for kind, message in messages(2, call):
+        assert kind == "RankMismatchError"
+        assert "what has changed in the model since it was captured: rank 0: 1; rank 1: 2" in message
+
+
+def test_an_error_of_many_bytes_reaches_the_others():
+    name = "ö" * 3000
+    found = messages(2, lambda model, rank: model(ids(8), **({name: object()} if rank == 1 else {})))
+    assert "rank 1 could not take part" in found[0][1]
 
 
 def test_one_rank_with_a_bad_call_tells_the_others():

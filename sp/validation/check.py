@@ -16,8 +16,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from sp.errors import InputError, ValidationError
+from sp.errors import InputError, StrategyError, ValidationError
 from sp.executable import TURN, Executable, build
+from sp.fsdp import sharded_modules
 from sp.options import Options
 from sp.passes.bind import bind
 from sp.passes.fxtools import is_parameter, result
@@ -53,8 +54,14 @@ def check_call(
     takes two, one that divides over the ranks and one that does not.  dtype: None keeps the model's own.  length: the
     global one where the example is one rank's shard.
 
-    Raises InputError when there is nothing to try, UnsupportedModelError when the model is refused, ValidationError
-    when the transformed program fails where the plain model does not."""
+    Raises StrategyError under fully_shard, InputError when there is nothing to try, UnsupportedModelError when the
+    model is refused, ValidationError when the transformed program fails where the plain model does not."""
+    if sharded := sharded_modules(model):
+        raise StrategyError(
+            f"fully_shard was called on {sharded[0] or type(model).__name__!r}: no copy of it runs on one rank",
+            needed="a plain model, to compare with",
+            remedy="sp.check before fully_shard; parallelize without validate=True",
+        )
     with TURN, _defaults():  # nobody traces while this runs: models do ask whether they are being traced
         alone = replace(options, group="", local_inputs=False, outputs="global", compile=False, validate=False)
         plain = standalone(model, dtype)
