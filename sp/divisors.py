@@ -26,10 +26,10 @@ def check_divisors(model: nn.Module, paths: Sequence[str], ranks: Collection[int
             sharing = len(held.intersection(ranks))
             if sharing < 2:
                 continue
-            where, replicas = path or type(model).__name__, len(held) // sharing
+            where, replicas = repr(path) if path else "the model", len(held) // sharing
             if not sync and factor is None:
                 raise StrategyError(
-                    f"fully_shard of {where!r} takes the mean over {len(held)} ranks, {sharing} of which share a "
+                    f"fully_shard of {where} takes the mean over {len(held)} ranks, {sharing} of which share a "
                     "sequence, and sync_gradients=False leaves their sum to it",
                     needed=f"sums, divided by the {replicas} replicas of the batch",
                     remedy=f"set_gradient_divide_factor({replicas}.0) on every module under fully_shard, as "
@@ -37,7 +37,7 @@ def check_divisors(model: nn.Module, paths: Sequence[str], ranks: Collection[int
                 )
             if sync and factor == replicas:
                 raise StrategyError(
-                    f"fully_shard of {where!r} sums over {sharing} ranks that share a sequence, and so does sp",
+                    f"fully_shard of {where} sums over {sharing} ranks that share a sequence, and so does sp",
                     needed="one of the two",
                     remedy="sp.parallelize(…, sync_gradients=False)",
                 )

@@ -58,7 +58,7 @@ def check_call(
     model is refused, ValidationError when the transformed program fails where the plain model does not."""
     if sharded := sharded_modules(model):
         raise StrategyError(
-            f"fully_shard was called on {sharded[0] or type(model).__name__!r}: no copy of it runs on one rank",
+            f"fully_shard was called on {repr(sharded[0]) if sharded[0] else 'the model'}: no copy of it runs on one rank",
             needed="a plain model, to compare with",
             remedy="sp.check before fully_shard; parallelize without validate=True",
         )
