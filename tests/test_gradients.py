@@ -167,3 +167,11 @@ def test_what_trains_and_is_no_parameter_is_refused(kind: str) -> None:
     (refusal,) = caught.value.refusals
     assert "no parameter of the model, whose gradients alone are summed" in refusal.why
     assert refusal.source.endswith("in forward")
+
+
+def test_a_second_derivative_of_an_attention_is_refused() -> None:
+    model, ids = make(), batches(1)[0]
+    loss = sp.parallelize(model, compile=False)(ids, labels=ids).loss
+    gradients = torch.autograd.grad(loss, [next(model.parameters())], create_graph=True)
+    with pytest.raises(sp.SpError, match="the gradient of an attention is differentiated once more"):
+        gradients[0].square().sum().backward()
