@@ -49,7 +49,8 @@ def _groups(module: nn.Module) -> Iterator[tuple[set[int], float | None]]:
     torch has no public way to ask; what cannot be read is not judged."""
     state = cast(Any, module)._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.13; before, one
-    for group in [getattr(state, "_fsdp_param_group", None)] if groups is None else groups:
+    found: list[Any] = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
+    for group in found:
         mesh = getattr(getattr(group, "mesh_info", None), "mesh", None)
         if mesh is not None and hasattr(group, "gradient_divide_factor"):
             yield set(mesh.mesh.flatten().tolist()), group.gradient_divide_factor

@@ -41,7 +41,7 @@ class Executable:
     """captured, program: before and after the passes.  run: the bound graph, compiled if so asked.
     estimates: what the strategy was chosen by, if it was.
     sync_gradients: whether backward sums them over the ranks.  calls: how often it ran.  agreed: whether all ranks were
-    seen to hold the same program."""
+    seen to hold the same program.  shared, state: those of the request that it was captured for."""
 
     key: str
     captured: Program
@@ -55,6 +55,8 @@ class Executable:
     calls: int = 0
     agreed: bool = False
     slots: list[Slot] = field(default_factory=list["Slot"])
+    shared: str = ""
+    state: str = ""
 
     def fits(self, request: Request, lengths: Sequence[int]) -> bool:
         if request.key != self.key:
@@ -133,7 +135,8 @@ def build(
         outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})
         bound = bind(program, seat_name(options.group))
         run, slots = _runnable(bound, model, options, sharded)
-    return Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
+    made = Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
+    return replace(made, shared=request.shared, state=request.state)
 
 
 def estimate_call(

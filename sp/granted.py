@@ -29,17 +29,24 @@ _LONGEST = 64  # of containers: longer ones are data (a vocabulary), which nobod
 
 def model_state(model: nn.Module) -> str:
     """The same on all ranks that hold the same model."""
-    numbers = dict[int, int]()
-    modules, lines, configs = [model], list[object](), dict[int, object]()
-    known = {id(model)}
-    for module in modules:  # which grows
-        new = [child for child in module._modules.values() if child is not None and id(child) not in known]
-        known.update(map(id, new))
-        modules += dict.fromkeys(new)
-        lines.append((_kind(module), module.training, _tensors(module, numbers), _hooks(module)))
-        lines.append([(name, _number(child, numbers)) for name, child in module._modules.items()])
-        lines += _values(module, configs)
-    return str(lines)
+    numbers, configs, known = dict[int, int](), set[int](), {id(model)}
+    modules, lines = [("", model)], list[str]()
+    for path, module in modules:  # which grows
+        for name, child in module._modules.items():
+            if child is not None and id(child) not in known:
+                known.add(id(child))
+                modules.append((f"{path}{name}.", child))
+        numbered = [(name, _number(child, numbers)) for name, child in module._modules.items()]
+        held = _tensors(module, numbers), _hooks(module)
+        lines.append(f"{path}: {_kind(module)} {module.training} {held} {numbered}")
+        lines += (f"{path}{name} = {value}" for name, value in _values(module, configs))
+    return "\n".join(lines)
+
+
+def difference(before: str, now: str) -> str:
+    """A line of one state that the other has not."""
+    old = set(before.splitlines())
+    return next((line for line in now.splitlines() if line not in old), "something that is gone")[:200]
 
 
 def _kind(module: nn.Module) -> str:
@@ -71,14 +78,14 @@ def _hooks(module: nn.Module) -> list[str]:
     return ["fully_shard" if is_fsdps(hook) else _called(hook) for hooks in registries for hook in hooks.values()]
 
 
-def _values(module: nn.Module, configs: dict[int, object]) -> Iterator[object]:
+def _values(module: nn.Module, configs: set[int]) -> Iterator[tuple[str, object]]:
     for name, value in vars(module).items():
         if name in _OF_EVERY_MODULE:
             continue
         if name == "config" and hasattr(value, "__dict__"):  # many modules share one
             if id(value) not in configs:
-                configs[id(value)] = [(key, _shown(each)) for key, each in vars(value).items()]
-                yield configs[id(value)]
+                configs.add(id(value))
+                yield from ((f"{name}.{key}", _shown(each)) for key, each in vars(value).items())
         else:
             yield name, _shown(value)
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import fx, nn
 
+from sp.captures import warn_of_many
 from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
 from sp.fitting import check_length, global_length
@@ -207,6 +208,7 @@ class ParallelModule(nn.Module):
         if self.options.validate and request.past is None:
             self._validate(request, lengths)
         self.executables.append(made)
+        warn_of_many(self.executables)
         return made
 
     def _validate(self, request: Request, lengths: Lengths) -> None:

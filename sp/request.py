@@ -23,7 +23,7 @@ Lengths = tuple[int, ...]  # of each sequence among the inputs
 class Request:
     """`key` says everything that a capture bakes in; two calls with one key may differ in contents, batch and length.
 
-    shared: what of it must be the same on all ranks, as their devices need not be.
+    shared: what of it must be the same on all ranks, as their devices need not be.  state: of the model, see `granted`.
     lengths: of the sequences among the tensors given; global or local, as the caller passes them.
     past: how many tokens, of the whole sequence, the caches of the call hold; None without any."""
 
@@ -33,6 +33,7 @@ class Request:
     lengths: Lengths
     key: str
     shared: str
+    state: str
     past: int | None = None
 
     @staticmethod
@@ -44,8 +45,9 @@ class Request:
         lengths = sequence_lengths(call, tensors, dims, past)
         held = stretches(call, tensors, dims, lengths, past)
         text = f"{call} {_modes(model)} {_input_pattern(tensors, held, past)}"
-        key, shared = _word(f"{text} {model_state(model)}"), _word(without_numbers(text))
-        return Request(call, tuple(tensors), tuple(dims), lengths, key, shared, past)
+        state = model_state(model)
+        key, shared = _word(f"{text} {state}"), _word(without_numbers(text))
+        return Request(call, tuple(tensors), tuple(dims), lengths, key, shared, state, past)
 
     def locals(self, inputs_are_local: bool) -> list[bool]:
         """Which tensors are this rank's part of a sequence.  Beside a cache, what holds new tokens never is."""

@@ -35,6 +35,10 @@ ARROWS = {
     "caches": ("errors sharded_cache", "torch transformers"),
     "sharded_cache": ("errors", "torch transformers"),
     "runtime": ("errors heads layout mask plan score tile traffic", "torch"),
+    "devices": ("", ""),
+    "fsdp": ("errors", "torch"),
+    "divisors": ("errors", "torch"),
+    "granted": ("fsdp", "torch"),
     "program": (f"{FACTS} devices", "torch sympy"),
     "mesh": ("errors strategy runtime.world", "torch"),
     "measure": ("costs mesh runtime.comm runtime.world", "torch"),
@@ -49,20 +53,20 @@ ARROWS = {
     "options": (f"{FACTS} costs passes", "torch"),
     "request": (f"{FACTS} caches devices granted passes", "torch"),
     "choice": (f"{FACTS} costs program passes options weigh", "torch"),
-    "fsdp": ("errors", "torch"),
-    "devices": ("", ""),
-    "divisors": ("errors", "torch"),
-    "granted": ("fsdp", "torch"),
     "gradients": ("errors runtime.comm runtime.world", "torch"),
     "pieces": ("fsdp passes.pieces", "torch"),
     "executable": (
         f"{FACTS} caches choice costs divisors fsdp program passes pieces options request runtime.world",
         "torch sympy",
     ),
+    "captures": ("executable granted", "torch"),
     "validation": (f"{FACTS} fsdp program show.words runtime.world passes testing options request executable", "torch"),
     "fitting": (f"{FACTS} options request runtime.world", "torch"),
     "module": (
-        f"{FACTS} fitting generation gradients program show runtime passes options request executable validation",
+        (
+            f"{FACTS} captures fitting generation gradients program show runtime passes options request executable"
+            " validation"
+        ),
         "torch",
     ),
     "register": (f"{FACTS} passes executable testing", "torch"),

@@ -1,5 +1,6 @@
 """Models that change after their first call: the next call computes what the changed model computes."""
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -166,3 +167,16 @@ def test_devices_without_their_numbers() -> None:
     assert without_numbers("arange(8, device: cuda:3)") == "arange(8, device: cuda)"
     assert without_numbers("device(type='cuda', index=1)") == "device(type='cuda')"
     assert without_numbers("striped:64 on cpu") == "striped:64 on cpu"
+
+
+def test_a_value_that_changes_at_every_call_is_named() -> None:
+    model = Model()
+    parallel = sp.parallelize(model, compile=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(10):
+            model.blocks[1].gain = 1.0 + step
+            run(parallel, model)
+    said = [str(each.message) for each in caught if "captures of one model" in str(each.message)]
+    assert len(said) == 1
+    assert "it has changed in 'blocks.1.gain = 8.0'" in said[0]

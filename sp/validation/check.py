@@ -51,23 +51,9 @@ def check_call(
 
     Raises StrategyError under fully_shard, InputError when there is nothing to try, UnsupportedModelError when the
     model is refused, ValidationError when the transformed program fails where the plain model does not."""
-    if sharded := sharded_modules(model):
-        where = repr(sharded[0]) if sharded[0] else "the model"
-        raise StrategyError(
-            f"fully_shard was called on {where}: no copy of it runs on one rank",
-            needed="a plain model, to compare with",
-            remedy="sp.check before fully_shard; parallelize without validate=True",
-        )
+    _check_plain(model)
     with TURN, _defaults():  # nobody traces while this runs: models do ask whether they are being traced
-        alone = replace(
-            options,
-            group="",
-            local_inputs=False,
-            outputs="global",
-            compile=False,
-            sync_gradients=True,
-            validate=False,
-        )
+        alone = _alone(options)
         plain = standalone(model, dtype)
         given = _Given.of(plain, args, kwargs, options, dtype)
         whole_lengths = given.request.lengths if length is None else (length,)
@@ -77,14 +63,11 @@ def check_call(
         trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
         precision = _precision(executable.captured)
         single = replace(alone, strategy=options.chosen.on((1,) * len(options.chosen.shape)))
-        reference = _reference(
-            executable,
-            plain,
-            given,
-            trials,
-            torch.finfo(precision).eps,
-            lambda: build(plain, call, whole_lengths, single).program,
-        )
+
+        def one_rank() -> Program:
+            return build(plain, call, whole_lengths, single).program
+
+        reference = _reference(executable, plain, given, trials, torch.finfo(precision).eps, one_rank)
         found = on_ranks(executable.program, plain, trials, world, options.chosen.shape)
     rows = [
         row
@@ -96,6 +79,22 @@ def check_call(
     bound, strategy = tolerance(precision), options.chosen.name
     first = tuple(sizes[0] for sizes in tried)
     return CheckReport(name, strategy, world, first, reference.name, text, bound, worst_rows(rows))
+
+
+def _check_plain(model: nn.Module) -> None:
+    if sharded := sharded_modules(model):
+        where = repr(sharded[0]) if sharded[0] else "the model"
+        raise StrategyError(
+            f"fully_shard was called on {where}: no copy of it runs on one rank",
+            needed="a plain model, to compare with",
+            remedy="sp.check before fully_shard; parallelize without validate=True",
+        )
+
+
+def _alone(options: Options) -> Options:
+    """In a world of one, whole inputs, outputs and gradients."""
+    whole = replace(options, group="", local_inputs=False, outputs="global", sync_gradients=True)
+    return replace(whole, compile=False, validate=False)
 
 
 @contextmanager
