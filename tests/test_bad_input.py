@@ -212,3 +212,41 @@ def test_model_and_parameters_are_unchanged_after_an_error():
     assert all(
         torch.equal(value, after) for value, after in zip(before.values(), model.state_dict().values(), strict=True)
     )
+
+
+class Anything(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return (x * self.weight).abs().sum()
+
+
+UNUSUAL = {
+    "sparse_coo": lambda: torch.ones(2, 8, 4).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)]),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2, 8, 4), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_tensors_that_are_no_arrays(kind):
+    with pytest.raises(sp.InputError, match=f"argument 'x' is a {kind} tensor"):
+        sp.parallelize(Anything(), compile=False)(UNUSUAL[kind]())
+
+
+def test_a_tensor_without_contents():
+    with pytest.raises(sp.InputError, match="an input is on the meta device"):
+        sp.parallelize(Anything(), compile=False)(torch.ones(2, 8, 4, device="meta"))
+
+
+def test_complex_inputs_are_compared_too():
+    x = torch.randn(2, 8, 4, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+    model = Anything()
+
+    def rank(group):
+        return float(sp.parallelize(copy.deepcopy(model), mesh=group, compile=False)(x).detach())
+
+    assert run_ranks(2, rank) == pytest.approx([float(model(x).detach())] * 2)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 import torch
 from torch import Tensor
 
-from sp.errors import RankMismatchError
+from sp.errors import InputError, RankMismatchError
 from sp.runtime.comm import all_gather
 from sp.runtime.world import World
 
@@ -108,13 +108,17 @@ def draw_seed(world: World, generator: torch.Generator | None, device: torch.dev
 
 
 def checksum(tensors: Sequence[Tensor]) -> str:
-    """A short word that differs when contents differ: two sums over the bits, one of them weighted by place."""
+    """A short word that differs when contents differ: two sums over the bits, one of them weighted by place.
+
+    InputError for tensors without contents."""
     digest = hashlib.sha256()
     for tensor in tensors:
+        if tensor.is_meta:
+            raise InputError("an input is on the meta device", needed="tensors with contents")
         flat = tensor.detach().contiguous().flatten().view(_BITS[tensor.dtype.itemsize]).to(torch.int64)
         place = torch.arange(flat.numel(), device=flat.device) % 65_521 + 1
         digest.update(f"{tensor.dtype} {int(flat.sum())} {int((flat * place).sum())}".encode())
     return digest.hexdigest()[:12]
 
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
