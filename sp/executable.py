@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from sp.caches import closed, sharded_cache
 from sp.choice import choose, estimate_program
 from sp.costs import Estimates
+from sp.divisors import check_divisors
 from sp.errors import InputError, StrategyError
 from sp.fsdp import Hooks, sharded_modules, stand_ins
 from sp.options import BLOCKS, Options
@@ -42,7 +43,7 @@ class Executable:
     """captured, program: before and after the passes.  run: the bound graph, compiled if so asked.
     estimates: what the strategy was chosen by, if it was.
     sync_gradients: whether backward sums them over the ranks.  calls: how often it ran.  agreed: whether all ranks were
-    seen to hold the same program."""
+    seen to hold the same program.  shared, state: those of the request that it was captured for."""
 
     key: str
     captured: Program
@@ -56,6 +57,8 @@ class Executable:
     calls: int = 0
     agreed: bool = False
     slots: list[Slot] = field(default_factory=list["Slot"])
+    shared: str = ""
+    state: str = ""
 
     def fits(self, request: Request, lengths: Sequence[int]) -> bool:
         if request.key != self.key:
@@ -118,7 +121,8 @@ def build(
     """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it.
 
     mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
-    sharded = sharded_modules(model)
+    if sharded := sharded_modules(model):
+        check_divisors(model, sharded, find_world(options.group).ranks, options.sync_gradients)
     with _for_tracing(model):
         captured, outputs = _captured(model, request, lengths, options)
         prepared, estimates = run_passes(captured, preparation(options.outputs)), None
@@ -133,7 +137,8 @@ def build(
         outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})
         bound = bind(program, seat_name(options.group))
         run, slots = _runnable(bound, model, options, sharded)
-    return Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
+    made = Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
+    return replace(made, shared=request.shared, state=request.state)
 
 
 def estimate_call(

@@ -22,7 +22,7 @@ def sharded_modules(model: nn.Module) -> list[str]:
     """The dotted names of the modules that `fully_shard` was called on; "" is the model itself.
 
     StrategyError for modules inside of each other: of nested parameters, no piece of the graph would have all."""
-    found = [path for path, module in model.named_modules() if any(map(_is_ours, module._forward_pre_hooks.values()))]
+    found = [path for path, module in model.named_modules() if any(map(is_fsdps, module._forward_pre_hooks.values()))]
     for outer in filter(None, found):
         if inner := next((path for path in found if path.startswith(f"{outer}.")), None):
             raise StrategyError(
@@ -43,17 +43,18 @@ class Hooks:
         """`run(*values)`, with the module's parameters in place."""
         module, keywords = self.module, dict[str, Any]()
         for key, hook in list(module._forward_pre_hooks.items()):
-            if _is_ours(hook):
+            if is_fsdps(hook):
                 values, keywords = hook(module, values, keywords)
                 assert key in module._forward_pre_hooks_with_kwargs, "fully_shard's hooks take keywords"
         result = run(*values)
         for hook in list(module._forward_hooks.values()):
-            if _is_ours(hook):
+            if is_fsdps(hook):
                 result = hook(module, values, result)
         return result
 
 
-def _is_ours(hook: object) -> bool:
+def is_fsdps(hook: object) -> bool:
+    """Whether a hook of a module is one of `fully_shard`."""
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp")
 
 
@@ -97,7 +98,7 @@ def _take_hooks(module: nn.Module) -> Callable[[], None]:
     kept = [(hooks, hooks.copy()) for hooks in (module._forward_pre_hooks, module._forward_hooks)]
     for hooks, before in kept:
         for key, hook in before.items():
-            if _is_ours(hook):
+            if is_fsdps(hook):
                 del hooks[key]
 
     def put_back() -> None:

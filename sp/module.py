@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from sp.captures import warn_of_many
 from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
 from sp.facade import Facade, outside_of_graphs
 from sp.fitting import check_length, dealt, global_length
 from sp.generation import generate
-from sp.gradients import summed_at_the_end
+from sp.gradients import gradients_word, summed_at_the_end, watch_sums
 from sp.layout import find_layout
 from sp.options import CONTIGUOUS, Options
 from sp.request import Lengths, Request
@@ -43,6 +44,7 @@ class ParallelModule(Facade):
         super().__init__(model)
         self.__dict__["options"] = options
         self.__dict__["executables"] = list[Executable]()
+        self.__dict__["agreed"] = dict[str, int]()  # calls that all ranks made alike, by their keys, in order
 
     @property
     def layout(self) -> BoundLayout:
@@ -78,7 +80,9 @@ class ParallelModule(Facade):
         if held is not None and self.options.inputs == CONTIGUOUS:
             request = dealt(request, held, self.layout)
         seed = draw_seed(world, self.options.generator, self._device()) if executable.is_noisy else None
-        return executable(self.plain, request, lengths, seed)
+        output = executable(self.plain, request, lengths, seed)
+        watch_sums(output, lambda: self.options.sync_gradients)
+        return output
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own `generate`, every forward of it on all ranks.  All ranks call it alike, and get the same.
@@ -139,6 +143,7 @@ class ParallelModule(Facade):
             failure, statement = error, Statement(error=str(error))
         statements = self._exchange(world, statement, failure)
         assert request is not None
+        self.agreed.setdefault(request.key, len(self.agreed))
         if not self.options.local_inputs or request.past is not None:
             return request, None
         return request, [int(said.length) for said in statements]
@@ -174,7 +179,9 @@ class ParallelModule(Facade):
         new = request.past is not None
         whole = [x for x, kept, part in triples if not part and (recent or (not kept and (new or _is_small(x))))]
         return Statement(
-            request.key,
+            request.shared,
+            model=str(self.agreed.get(request.key, len(self.agreed))),
+            gradients=gradients_word(self.parameters(), self.options.sync_gradients),
             shapes=request.shapes(local),
             contents=checksum(whole) if new or not local else "",
             length=str(request.lengths[0]),
@@ -190,6 +197,7 @@ class ParallelModule(Facade):
         if self.options.validate and request.past is None:
             self._validate(request, lengths)
         self.executables.append(made)
+        warn_of_many(self.executables)
         return made
 
     def _validate(self, request: Request, lengths: Lengths) -> None:

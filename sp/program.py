@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch import fx
 
+from sp.devices import without_numbers
 from sp.errors import Refusal
 from sp.mask import FULL, Band
 from sp.score import Score
@@ -217,4 +218,4 @@ class Program:
         nested = (module.graph for module in self.graph_module.modules() if isinstance(module, fx.GraphModule))
         graphs = "\n".join(str(graph) for graph in nested)  # itself, and the bodies of no_grad and autocast regions
         text = f"{torch.__version__}\n{self.strategy}\n{self.inputs}\n{self.outputs}\n{graphs}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(without_numbers(text).encode()).hexdigest()

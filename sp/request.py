@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from sp.caches import caches_in, global_length
+from sp.devices import without_numbers
+from sp.granted import model_state
 from sp.passes.call import Call
 from sp.passes.input_dims import Dims, SequenceDim, Stretch, batch_dim, sequence_dims, sequence_lengths, stretches
 from sp.passes.modes import autocast_now
@@ -21,6 +23,7 @@ Lengths = tuple[int, ...]  # of each sequence among the inputs
 class Request:
     """`key` says everything that a capture bakes in; two calls with one key may differ in contents, batch and length.
 
+    shared: what of it must be the same on all ranks, as their devices need not be.  state: of the model, see `granted`.
     lengths: of the sequences among the tensors given; global or local, as the caller passes them.
     past: how many tokens, of the whole sequence, the caches of the call hold; None without any."""
 
@@ -29,6 +32,8 @@ class Request:
     dims: tuple[Dims, ...]
     lengths: Lengths
     key: str
+    shared: str
+    state: str
     past: int | None = None
 
     @staticmethod
@@ -39,9 +44,10 @@ class Request:
         dims = sequence_dims(call, tensors, sequence_dim, past)
         lengths = sequence_lengths(call, tensors, dims, past)
         held = stretches(call, tensors, dims, lengths, past)
-        text = f"{call} {_model_state(model)} {_input_pattern(tensors, held, past)}"
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return Request(call, tuple(tensors), tuple(dims), lengths, key, past)
+        text = f"{call} {_modes(model)} {_input_pattern(tensors, held, past)}"
+        state = model_state(model)
+        key, shared = _word(f"{text} {state}"), _word(without_numbers(text))
+        return Request(call, tuple(tensors), tuple(dims), lengths, key, shared, state, past)
 
     def locals(self, inputs_are_local: bool) -> list[bool]:
         """Which tensors are this rank's part of a sequence.  Beside a cache, what holds new tokens never is."""
@@ -58,8 +64,12 @@ class Request:
         return str(shapes) if self.past is None else f"{shapes} after {self.past} tokens"
 
 
-def _model_state(model: nn.Module) -> str:
-    """Modes, dtypes and devices that tracing bakes into the graph."""
+def _word(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _modes(model: nn.Module) -> str:
+    """Modes, dtypes and devices: what ranks have most likely set apart."""
     training = "".join("t" if module.training else "e" for module in model.modules())
     kinds = sorted({f"{value.dtype} {value.device}" for value in (*model.parameters(), *model.buffers())})
     return f"{training} {kinds} {autocast_now()}"

@@ -1,5 +1,6 @@
 """Bad input: a clear error on every rank, soon, and never a hang."""
 
+import contextlib
 import copy
 
 import pytest
@@ -103,6 +104,50 @@ def test_modes_that_differ_between_ranks():
         assert "train or eval" in message
 
 
+def one_frozen(model, rank):
+    model.head.weight.requires_grad_(rank != 1)
+    model(ids(8))
+
+
+def one_without_gradients(model, rank):
+    with torch.set_grad_enabled(rank != 1):
+        model(ids(8))
+
+
+def one_in_no_sync(model, rank):
+    with model.no_sync() if rank == 1 else contextlib.nullcontext():
+        model(ids(8))
+
+
+@pytest.mark.parametrize("call", [one_frozen, one_without_gradients, one_in_no_sync])
+def test_gradients_that_differ_between_ranks(call):
+    """Backward would wait for a rank that has nothing to say, or add what does not belong together."""
+    for kind, message in messages(2, call):
+        assert kind == "RankMismatchError"
+        assert "which gradients there will be" in message
+        assert "rank 1: " in message
+
+
+def test_a_model_that_has_changed_on_one_rank():
+    def call(model, rank):
+        model(ids(8))
+        model.mark = rank  # ranks may tell themselves apart
+        model.blocks[0].mark = rank
+        model(ids(8))
+        model.blocks[0].mark = 2 * rank
+        model(ids(8))
+
+    for kind, message in messages(2, call):
+        assert kind == "RankMismatchError"
+        assert "what has changed in the model since it was captured: rank 0: 1; rank 1: 2" in message
+
+
+def test_an_error_of_many_bytes_reaches_the_others():
+    name = "ö" * 3000
+    found = messages(2, lambda model, rank: model(ids(8), **({name: object()} if rank == 1 else {})))
+    assert "rank 1 could not take part" in found[0][1]
+
+
 def test_one_rank_with_a_bad_call_tells_the_others():
     found = messages(3, lambda model, rank: model(ids(8), **({"labels": object()} if rank == 1 else {})))
     assert found[1][0] == "InputError"
@@ -167,3 +212,41 @@ def test_model_and_parameters_are_unchanged_after_an_error():
     assert all(
         torch.equal(value, after) for value, after in zip(before.values(), model.state_dict().values(), strict=True)
     )
+
+
+class Anything(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return (x * self.weight).abs().sum()
+
+
+UNUSUAL = {
+    "sparse_coo": lambda: torch.ones(2, 8, 4).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)]),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2, 8, 4), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_tensors_that_are_no_arrays(kind):
+    with pytest.raises(sp.InputError, match=f"argument 'x' is a {kind} tensor"):
+        sp.parallelize(Anything(), compile=False)(UNUSUAL[kind]())
+
+
+def test_a_tensor_without_contents():
+    with pytest.raises(sp.InputError, match="an input is on the meta device"):
+        sp.parallelize(Anything(), compile=False)(torch.ones(2, 8, 4, device="meta"))
+
+
+def test_complex_inputs_are_compared_too():
+    x = torch.randn(2, 8, 4, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+    model = Anything()
+
+    def rank(group):
+        return float(sp.parallelize(copy.deepcopy(model), mesh=group, compile=False)(x).detach())
+
+    assert run_ranks(2, rank) == pytest.approx([float(model(x).detach())] * 2)

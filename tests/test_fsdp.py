@@ -258,3 +258,80 @@ def test_a_policy_of_mixed_precision_is_fsdp_s_own(world2: ProcessWorld) -> None
     for mine, theirs, right in zip(found, usual, exact, strict=True):
         assert mine.dtype == torch.float32
         assert relative_error(mine.double(), right) < 2 * relative_error(theirs.double(), right) + 1e-3
+
+
+def all_unwise() -> list[str]:
+    return [unwise(kind) for kind in UNWISE]
+
+
+def unwise(kind: str) -> str:
+    """What FSDP and sp would sum twice, or divide by the ranks of a sequence; and what is found of it."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "sp"))
+    model = make("llama")
+    for module in (*model.blocks, model):  # type: ignore[misc]
+        fully_shard(module, mesh=mesh._flatten("flat"))
+    if kind != "divided":
+        sum_only(model, 1)
+    sync, validate = kind == "twice", kind == "validated"
+    parallel = sp.parallelize(model, mesh=mesh["sp"], compile=False, sync_gradients=sync, validate=validate)
+    return message(lambda: parallel(batch(1)))
+
+
+UNWISE = {
+    "divided": "fully_shard of the model takes the mean over 2 ranks, 2 of which share a sequence",
+    "twice": "fully_shard of the model sums over 2 ranks that share a sequence, and so does sp",
+    "validated": "fully_shard was called on the model: no copy of it runs on one rank",
+}
+
+
+def test_factors_that_fit_no_one_are_refused(world2: ProcessWorld) -> None:
+    for rank in world2.run(all_unwise):
+        for said, needed in zip(rank, UNWISE.values(), strict=True):
+            assert needed in said
+
+
+def late() -> tuple[float, list[Tensor]]:
+    """Sharded when the model has run before."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "sp"))
+    model, ids = make("llama"), batch(2)
+    parallel = sp.parallelize(model, mesh=mesh["sp"], compile=False, sync_gradients=False)
+    parallel(ids, labels=ids)
+    for module in (*model.blocks, model):  # type: ignore[misc]
+        fully_shard(module, mesh=mesh._flatten("flat"))
+    sum_only(model, 1)
+    loss = parallel(ids, labels=ids).loss
+    loss.backward()
+    return loss.item(), [whole(parameter.grad) for parameter in model.parameters()]
+
+
+def test_fully_shard_of_a_model_that_has_run(world2: ProcessWorld) -> None:
+    model, ids = make("llama"), batch(2)
+    loss = loss_of(model(ids, labels=ids))
+    exact = torch.autograd.grad(loss, list(model.parameters()))
+    for found_loss, found in world2.run(late):
+        assert abs(found_loss - loss.item()) < 1e-12
+        assert all(relative_error(mine, right) < 1e-12 for mine, right in zip(found, exact, strict=True))
+
+
+def accumulated() -> list[Tensor]:
+    """FSDP over dp alone, and sums along the sequence at the end of `no_sync`."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
+    model = make("llama")
+    for module in (*model.blocks, model):  # type: ignore[misc]
+        fully_shard(module, mesh=mesh["dp"])
+    sum_only(model, 2)
+    parallel, mine = sp.parallelize(model, mesh=mesh["sp"], compile=False), batch(4)
+    mine = mine.chunk(2)[mesh["dp"].get_local_rank()]
+    with parallel.no_sync():
+        for row in mine:
+            parallel(row[None], labels=row[None]).loss.backward()
+    return [whole(parameter.grad) for parameter in model.parameters()]
+
+
+def test_no_sync_beside_fsdp_over_another_axis(world4: ProcessWorld) -> None:
+    model = make("llama")
+    for row in batch(4):
+        (loss_of(model(row[None], labels=row[None])) / 2).backward()
+    for found in world4.run(accumulated):
+        pairs = zip(found, model.parameters(), strict=True)
+        assert all(relative_error(mine, right.grad) < 1e-12 for mine, right in pairs if right.grad is not None)

@@ -81,6 +81,24 @@ def test_no_sync_ends_where_it_began_when_the_inside_fails() -> None:
     assert all(parameter.grad is grad for parameter, grad in zip(parallel.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_backward_in_no_sync_of_a_forward_outside_and_the_other_way_about(inside: bool) -> None:
+    """Gradients would be summed twice, or never."""
+    parallel, ids = sp.parallelize(make(), compile=False), batches(1)[0]
+    with parallel.no_sync():
+        first = parallel(ids, labels=ids).loss
+    second = parallel(ids, labels=ids).loss
+    if inside:
+        with (
+            pytest.raises(sp.SpError, match="backward runs inside of no_sync, its forward ran outside"),
+            parallel.no_sync(),
+        ):
+            second.backward()
+    else:
+        with pytest.raises(sp.SpError, match="backward runs outside of no_sync, its forward ran inside"):
+            first.backward()
+
+
 def test_sixteen_bits_are_summed_in_thirty_two() -> None:
     """1 and many parts of 1/256: each is lost when it is added to 1 in bfloat16."""
     parameters = [nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)) for _ in range(5)]
@@ -123,3 +141,37 @@ def test_ddp_and_zero_over_another_axis(world4: ProcessWorld) -> None:
         assert torch.allclose(torch.tensor(found), torch.tensor([step[rank // 2] for step in losses]), rtol=1e-12)
         # AdamW divides by the root of squares: where a gradient is tiny, its rounding is not.
         assert all(relative_error(a, b) < 1e-8 for a, b in zip(parameters, model.parameters(), strict=True))
+
+
+class Loose(nn.Module):
+    """A gain that trains, and is no parameter of the model."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.e, gain = nn.Embedding(7, 4), torch.ones(4, requires_grad=True)
+        self.gains = [nn.Parameter(torch.ones(4)) if kind == "listed" else gain]
+        if kind == "buffer":
+            self.register_buffer("gain", gain)
+        if kind == "attribute":
+            self.gain = gain
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.e(ids) * getattr(self, "gain", self.gains[0])).sin().sum()
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "listed"])
+def test_what_trains_and_is_no_parameter_is_refused(kind: str) -> None:
+    """Each rank would keep the gradient of its own tokens."""
+    with pytest.raises(sp.UnsupportedModelError) as caught:
+        sp.parallelize(Loose(kind), compile=False)(torch.arange(6)[None])
+    (refusal,) = caught.value.refusals
+    assert "no parameter of the model, whose gradients alone are summed" in refusal.why
+    assert refusal.source.endswith("in forward")
+
+
+def test_a_second_derivative_of_an_attention_is_refused() -> None:
+    model, ids = make(), batches(1)[0]
+    loss = sp.parallelize(model, compile=False)(ids, labels=ids).loss
+    gradients = torch.autograd.grad(loss, [next(model.parameters())], create_graph=True)
+    with pytest.raises(sp.SpError, match="the gradient of an attention is differentiated once more"):
+        gradients[0].square().sum().backward()

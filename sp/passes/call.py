@@ -52,6 +52,8 @@ class Call:
                     needed="tensors, numbers, strings, or containers of them that torch's pytree knows",
                     remedy="register its class with torch.utils._pytree.register_pytree_node, or do not pass it",
                 )
+            if isinstance(leaf, torch.Tensor) and (unusual := _unusual(leaf)):
+                raise InputError(f"argument {name!r} is a {unusual} tensor", needed="a dense one")
         constants = tuple(None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         tensor_names = (name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor))
@@ -117,6 +119,13 @@ class Outputs:
         """The output with a `Kept` for each cache."""
         assert self.spec is not None, "flatten has run"
         return pytree.tree_unflatten(_filled(self.constants, tensors), self.spec)
+
+
+def _unusual(tensor: torch.Tensor) -> str:
+    """What sets it apart from an array of numbers, if anything does."""
+    if tensor.is_nested or tensor.is_quantized:
+        return "nested" if tensor.is_nested else "quantized"
+    return "" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
 def _filled(constants: Sequence[tuple[object] | None], tensors: Sequence[torch.Tensor]) -> list[object]:

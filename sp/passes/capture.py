@@ -36,7 +36,7 @@ from sp.passes.input_dims import (
     stretches,
 )
 from sp.passes.modes import Watch
-from sp.passes.witness import Witness, refuse_unreal
+from sp.passes.witness import Witness, refuse_loose, refuse_unreal
 from sp.program import LENGTH_CARRIER, Note, Port, Program
 from sp.program import Sequence as SequenceSize
 from sp.strategy import Strategy
@@ -78,6 +78,7 @@ def capture(
     given = _Given.of(call, tensors, sequence_dim, length, local_inputs, past)
     outputs = Outputs()
     exported, ranges = _exported(model, call, outputs, given)
+    refuse_loose(exported)
     module = _flat_module(exported, given.names)
     refuse_unreal(module)
     symbols, name = _sequence_symbols(module, given), type(model).__name__

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
+from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from sp.errors import Refusal, UnsupportedModelError
-from sp.passes.fxtools import UNKNOWN, attribute, refusal
+from sp.passes.fxtools import UNKNOWN, attribute, refusal, source_line
 from sp.passes.saved_tensors import has_strange_hooks
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
@@ -81,6 +82,7 @@ class Witness(TorchFunctionMode):
             why = "what becomes of tensors that autograd keeps is no part of a graph"
             self._see("torch.autograd.graph.saved_tensors_hooks", why, _OPEN_OUTSIDE)
         self._gradients([argument for argument in args if isinstance(argument, Tensor)])
+        self._loose([*args, *(kwargs or {}).values()])
         return func(*args, **(kwargs or {}))
 
     def results(self, tensors: Sequence[Tensor]) -> None:
@@ -99,6 +101,14 @@ class Witness(TorchFunctionMode):
                 remedy = _NOT_REENTRANT if function is CheckpointFunction else _USE_OPS
                 self._see(f"{function.__name__}.apply", why, remedy, _place(function) if self.returned else None)
 
+    def _loose(self, arguments: Sequence[object]) -> None:
+        """Refuse tensors that train and that the model does not hold: tracing takes them for constants."""
+        for each in arguments:
+            if type(each) in (Tensor, nn.Parameter) and cast(Tensor, each).requires_grad:  # no fake one
+                self._see("a tensor that trains", _NO_PARAMETER, _REGISTER)
+            elif isinstance(each, (list, tuple)):
+                self._loose(cast("Sequence[object]", each))
+
     def _see(self, node: str, why: str, remedy: str, place: str | None = None) -> None:
         self.seen.setdefault(node, Refusal(node, place or caller(), why, remedy))
 
@@ -108,6 +118,8 @@ def _is_an_ops(function: type) -> bool:
     return function.__module__.startswith(("torch._library", "torch._higher_order_ops"))
 
 
+_NO_PARAMETER = "it requires a gradient and is no parameter of the model, whose gradients alone are summed over ranks"
+_REGISTER = "make it an nn.Parameter of its module (a list of them an nn.ParameterList), or detach it"
 _NOT_REENTRANT = "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which is recomputed in backward too"
 _OPEN_OUTSIDE = "open them (or save_on_cpu) around the call of the parallelized model"
 _USE_OPS = "write it with ops (y + (x - y).detach() for a gradient of your own), or as a torch.library.custom_op"
@@ -215,3 +227,19 @@ def refuse_unreal(module: fx.GraphModule) -> None:
         why = "tracing left a tensor without values in the graph"
         refusals = [refusal(node, why, "keep torch.func and .data out of forward") for node in nodes]
         raise UnsupportedModelError("the graph holds constants that do not exist", refusals=refusals)
+
+
+def refuse_loose(exported: ExportedProgram) -> None:
+    """Tensors that train and are no parameters: torch.export takes them for constants, and their gradients would be
+    lost, or those of one rank's tokens."""
+    signature, held = exported.graph_signature, {**exported.constants, **exported.state_dict}
+    names = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    refusals: list[Refusal] = []
+    for node in exported.graph.find_nodes(op="placeholder"):
+        name = names.get(node.name, "")
+        value = held.get(name)
+        if node.users and isinstance(value, Tensor) and value.requires_grad:
+            place = source_line(next(iter(node.users)))
+            refusals.append(Refusal(name.removeprefix("model."), place, _NO_PARAMETER, _REGISTER))
+    if refusals:
+        raise UnsupportedModelError("the model trains what is no parameter", refusals=refusals)

@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, fields
 import torch
 from torch import Tensor
 
-from sp.errors import RankMismatchError
+from sp.errors import InputError, RankMismatchError
 from sp.runtime.comm import all_gather
 from sp.runtime.world import World
 
 STATEMENT_BYTES = 2048
+_SHAPES = 800  # characters
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Statement:
     """What one rank says.  `length` may differ between ranks (shards); everything else may not."""
 
     call: str = ""
+    model: str = ""
+    gradients: str = ""
     program: str = ""
     shapes: str = ""
     contents: str = ""
@@ -40,12 +43,23 @@ def exchange_statements(world: World, mine: Statement, device: torch.device) -> 
     """Every rank's statement, in rank order."""
     if world.size == 1:
         return [mine]
-    text = json.dumps({**asdict(mine), "error": mine.error[:1000]}).encode()
-    assert len(text) <= STATEMENT_BYTES, "a statement is a few words"
+    text = _written(mine)
     sheet = torch.zeros(STATEMENT_BYTES, dtype=torch.uint8)
     sheet[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     sheets = all_gather(world, sheet.to(device), [(STATEMENT_BYTES,)] * world.size)
     return [Statement(**json.loads(bytes(sheet.cpu().numpy()).rstrip(b"\0"))) for sheet in sheets]
+
+
+def _written(mine: Statement) -> bytes:
+    """In as many bytes as there are: long shapes end in a hash, so that what differs still does; errors are cut."""
+    shapes = mine.shapes
+    if len(shapes) > _SHAPES:
+        shapes = f"{shapes[:_SHAPES]}… ({hashlib.sha256(shapes.encode()).hexdigest()[:16]})"
+    error, text = mine.error, b""
+    while not text or len(text) > STATEMENT_BYTES:
+        text = json.dumps({**asdict(mine), "shapes": shapes, "error": error}, ensure_ascii=False).encode()
+        error = error[: len(error) * 3 // 4]
+    return text
 
 
 def check_agreement(statements: Sequence[Statement], rank: int) -> None:
@@ -69,6 +83,8 @@ def check_agreement(statements: Sequence[Statement], rank: int) -> None:
 
 _MEANING = {
     "call": "how the model is called",
+    "model": "what has changed in the model since it was captured",
+    "gradients": "which gradients there will be",
     "program": "the program",
     "shapes": "the shapes of the inputs",
     "contents": "the contents of the inputs",
@@ -79,6 +95,8 @@ _ONE_STREAM = (
 )
 _REMEDY = {
     "call": "pass the same arguments in the same mode (train or eval) on every rank",
+    "model": "change attributes, modules and parameters of the model on every rank alike",
+    "gradients": "freeze the same parameters, and use torch.no_grad and no_sync, on every rank alike",
     "program": "build the model from the same code and the same versions on every rank",
     "shapes": _ONE_STREAM,
     "contents": _ONE_STREAM,
@@ -94,13 +112,17 @@ def draw_seed(world: World, generator: torch.Generator | None, device: torch.dev
 
 
 def checksum(tensors: Sequence[Tensor]) -> str:
-    """A short word that differs when contents differ: two sums over the bits, one of them weighted by place."""
+    """A short word that differs when contents differ: two sums over the bits, one of them weighted by place.
+
+    InputError for tensors without contents."""
     digest = hashlib.sha256()
     for tensor in tensors:
+        if tensor.is_meta:
+            raise InputError("an input is on the meta device", needed="tensors with contents")
         flat = tensor.detach().contiguous().flatten().view(_BITS[tensor.dtype.itemsize]).to(torch.int64)
         place = torch.arange(flat.numel(), device=flat.device) % 65_521 + 1
         digest.update(f"{tensor.dtype} {int(flat.sum())} {int((flat * place).sum())}".encode())
     return digest.hexdigest()[:12]
 
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}

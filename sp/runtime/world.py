@@ -37,6 +37,11 @@ class World:
         return tuple(axis.size for axis in self.axes) or (self.size,)
 
     @property
+    def ranks(self) -> list[int]:
+        """What the whole job calls them."""
+        return [] if self.group is None else dist.get_process_group_ranks(self.group)
+
+    @property
     def outer(self) -> World:
         """Along the axis of slow links; a world of one where there is one axis alone."""
         return self.axes[0] if self.axes else World(0, 1)

@@ -11,28 +11,24 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from sp.errors import InputError, ValidationError
+from sp.errors import InputError, StrategyError
 from sp.executable import TURN, Executable, build
+from sp.fsdp import sharded_modules
 from sp.options import GLOBAL, Options
-from sp.passes.bind import bind
 from sp.passes.fxtools import is_parameter, result
-from sp.program import NOISE_SEED, Program
+from sp.program import Program
 from sp.request import Lengths, Request
-from sp.runtime.world import seat_name
 from sp.testing.drawing import draw
-from sp.testing.ranks import run_mesh, run_ranks
 from sp.validation.compare import compare
 from sp.validation.lengths import trial_lengths
 from sp.validation.report import CheckReport, tolerance, worst_rows
-from sp.validation.sides import Seen, Side, Trial, Twin, observe, settled, shake, standalone
-
-_TIMEOUT_S = 240.0
-_NOISE = 7  # the seed of dropouts
+from sp.validation.sides import Seen, Side, Trial, Twin, settled, shake, standalone
+from sp.validation.transformed import bound_side, is_random, observed, on_ranks
 
 
 def check_call(
@@ -53,19 +49,26 @@ def check_call(
     takes two, one that divides over the ranks and one that does not.  dtype: None keeps the model's own.  length: the
     global one where the example is one rank's shard.
 
-    Raises InputError when there is nothing to try, UnsupportedModelError when the model is refused, ValidationError
-    when the transformed program fails where the plain model does not."""
+    Raises StrategyError under fully_shard, InputError when there is nothing to try, UnsupportedModelError when the
+    model is refused, ValidationError when the transformed program fails where the plain model does not."""
+    _check_plain(model)
     with TURN, _defaults():  # nobody traces while this runs: models do ask whether they are being traced
-        alone = replace(options, group="", inputs=GLOBAL, outputs="global", compile=False, validate=False)
+        alone = _alone(options)
         plain = standalone(model, dtype)
         given = _Given.of(plain, args, kwargs, options, dtype)
         whole_lengths = given.request.lengths if length is None else (length,)
-        executable = build(plain, given.untouched(plain, whole_lengths, alone), whole_lengths, alone)
+        call = given.untouched(plain, whole_lengths, alone)
+        executable = build(plain, call, whole_lengths, alone)
         tried = trial_lengths(executable.program.sequences, world, lengths)
         trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
         precision = _precision(executable.captured)
-        reference = _reference(executable, plain, given, trials, torch.finfo(precision).eps)
-        found = _transformed(executable, plain, trials, world, options.chosen.shape)
+        single = replace(alone, strategy=options.chosen.on((1,) * len(options.chosen.shape)))
+
+        def one_rank() -> Program:
+            return build(plain, call, whole_lengths, single).program
+
+        reference = _reference(executable, plain, given, trials, torch.finfo(precision).eps, one_rank)
+        found = on_ranks(executable.program, plain, trials, world, options.chosen.shape)
     rows = [
         row
         for rank, seen in enumerate(found)
@@ -76,6 +79,22 @@ def check_call(
     bound, strategy = tolerance(precision), options.chosen.name
     first = tuple(sizes[0] for sizes in tried)
     return CheckReport(name, strategy, world, first, reference.name, text, bound, worst_rows(rows))
+
+
+def _check_plain(model: nn.Module) -> None:
+    if sharded := sharded_modules(model):
+        where = repr(sharded[0]) if sharded[0] else "the model"
+        raise StrategyError(
+            f"fully_shard was called on {where}: no copy of it runs on one rank",
+            needed="a plain model, to compare with",
+            remedy="sp.check before fully_shard; parallelize without validate=True",
+        )
+
+
+def _alone(options: Options) -> Options:
+    """In a world of one, whole inputs, outputs and gradients."""
+    whole = replace(options, group="", inputs=GLOBAL, outputs="global", sync_gradients=True)
+    return replace(whole, compile=False, validate=False)
 
 
 @contextmanager
@@ -140,14 +159,20 @@ class _Reference:
 
 
 def _reference(
-    executable: Executable, plain: nn.Module, given: _Given, trials: Sequence[Trial], eps: float
+    executable: Executable,
+    plain: nn.Module,
+    given: _Given,
+    trials: Sequence[Trial],
+    eps: float,
+    single: Callable[[], Program],
 ) -> _Reference:
-    """The plain model, or, where it drops out, the transformed program in a world of one.
+    """The plain model, or, where it drops out, the transformed program in a world of one, which `single` makes.
 
     Such noise is a function of seed and place in the program, and of a generator's state in the plain model."""
-    if _is_random(executable.program):
+    if is_random(executable.program):
         name = "the transformed program in a world of one: it draws random numbers"
-        return _both(name, lambda: _bound_side(executable.program, plain, ""), trials, eps)
+        program = single()
+        return _both(name, lambda: bound_side(program, plain, ""), trials, eps)
     try:
         return _both("the plain model", lambda: _plain_side(executable, plain, given), trials, eps)
     except Exception as error:  # the model's own code, which may raise anything
@@ -158,8 +183,8 @@ def _reference(
 
 
 def _both(name: str, make: Callable[[], Side], trials: Sequence[Trial], eps: float) -> _Reference:
-    seen, other = _observed(make(), trials), make()
-    return _Reference(name, seen, _observed(other, shake(other, trials, eps)))
+    seen, other = observed(make(), trials), make()
+    return _Reference(name, seen, observed(other, shake(other, trials, eps)))
 
 
 def _plain_side(executable: Executable, plain: nn.Module, given: _Given) -> Side:
@@ -170,48 +195,6 @@ def _plain_side(executable: Executable, plain: nn.Module, given: _Given) -> Side
         return executable.outputs.flatten(twin.module(*args, **kwargs))
 
     return Side(call, twin.parameters, twin.buffers)
-
-
-def _transformed(
-    executable: Executable, plain: nn.Module, trials: Sequence[Trial], world: int, shape: tuple[int, ...]
-) -> list[list[Seen]]:
-    """What every rank sees."""
-
-    def rank(group: str) -> list[Seen]:
-        return _observed(_bound_side(executable.program, plain, group), trials)
-
-    try:
-        if shape:
-            return run_mesh(shape, lambda mesh: rank(mesh.name), timeout_s=_TIMEOUT_S)
-        return run_ranks(world, lambda group: rank(group.group_name), timeout_s=_TIMEOUT_S)
-    except Exception as error:
-        raise ValidationError(
-            f"the transformed {type(plain).__name__} fails in a world of {world}: {type(error).__name__}: {error}",
-            needed="a program that runs wherever the plain model does",
-            remedy="please report it with this model; do not train with it",
-        ) from error
-
-
-def _bound_side(program: Program, plain: nn.Module, group: str) -> Side:
-    """A rank's program over parameters of its own."""
-    twin = Twin.of(program.graph_module, plain)
-    module = cast(fx.GraphModule, twin.module)
-    bound = bind(replace(program, graph_module=module), seat_name(group))
-    added = [torch.tensor(_NOISE)] if _is_random(program) else []
-
-    def call(*tensors: Tensor) -> Sequence[Tensor]:
-        return bound(*tensors, *added)
-
-    return Side(call, twin.parameters, twin.buffers)
-
-
-def _observed(side: Side, trials: Sequence[Trial]) -> list[Seen]:
-    """In order, on one copy of the model: what a call leaves behind (buffers, counters) the next one finds."""
-    return [observe(side, trial) for trial in trials]
-
-
-def _is_random(program: Program) -> bool:
-    return any(port.name == NOISE_SEED for port in program.inputs)
 
 
 def _precision(program: Program) -> torch.dtype:

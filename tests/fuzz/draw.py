@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from hypothesis import strategies as st
@@ -28,6 +28,7 @@ _INPUTS = (
     ("ids", "labels", "other"),
     ("ids", "others"),
 )
+_OTHERS = ("ulysses", "allgather", "usp", "double_ring", "usp_zigzag", "striped:2")
 _EVEN = 50
 
 
@@ -57,14 +58,13 @@ def random_trial(seed: int) -> tuple[Program, World]:
 
 
 def draw_world(pick: Pick) -> World:
-    more = range(10)
-    return World(
-        pick([2, 3, 4, 1, 5, 6]),
-        pick(["striped", "zigzag", "ring"]),
-        (pick(more), pick(more)),
-        pick([2, 3]),
-        pick([None, "dense"]),
-    )
+    more, size = range(10), pick([2, 3, 4, 1, 5, 6])
+    strategy, beyond = pick(["striped", "zigzag", "ring"]), (pick(more), pick(more))
+    world = World(size, strategy, beyond, pick([2, 3]), pick([None, "dense"]))
+    strategy = pick([strategy, strategy, *_OTHERS])
+    inner = pick([inner for inner in range(1, size + 1) if size % inner == 0])
+    later, pieces = pick([False, False, True]), pick([False, False, True])
+    return replace(world, strategy=strategy, inner=inner, summed_later=later, pieces=pieces)
 
 
 def draw_program(pick: Pick, most: int = 10) -> Program:

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
-from torch import fx
+import torch.distributed as dist
+from torch import Tensor, fx
 
 from sp.errors import SpError, UnsupportedModelError
-from sp.passes import pipeline
+from sp.passes import distribution, preparation
 from sp.passes.bind import bind
 from sp.passes.call import Call
 from sp.passes.capture import capture
-from sp.passes.manager import run_passes
+from sp.passes.manager import Pass, run_passes
+from sp.passes.pieces import cut
+from sp.pieces import assemble
 from sp.program import NOISE_SEED
 from sp.program import Program as Transformed
-from sp.runtime.world import seat_name
-from sp.strategy import find_strategy
-from sp.testing.ranks import run_ranks
+from sp.runtime.comm import all_reduce
+from sp.runtime.world import find_world, seat_name
+from sp.strategy import Strategy, find_strategy
+from sp.testing.ranks import run_mesh, run_ranks
 from sp.validation.compare import compare
 from sp.validation.report import Row
-from sp.validation.sides import Side, Trial, Twin, observe, shake
+from sp.validation.sides import Seen, Side, Trial, Twin, observe, shake
 from tests.fuzz.model import Fuzzed, make_inputs
 from tests.fuzz.program import Program
 
@@ -34,13 +39,29 @@ _ZERO = 1e-13
 
 @dataclass(frozen=True)
 class World:
-    """beyond: how many tokens the sequences have more than they must.  batch: how many rows, if not a single one."""
+    """beyond: how many tokens the sequences have more than they must.  batch: how many rows, if not a single one.
+    inner: ranks of the second axis of the mesh, for strategies that take two.
+    summed_later: whether gradients are summed over the ranks after backward.  pieces: whether the graph is cut, with
+    the program's parts for blocks."""
 
     size: int
     strategy: str
     beyond: tuple[int, int]
     batch: int = 3
     kernel: str | None = None
+    inner: int = 1
+    summed_later: bool = False
+    pieces: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.size // self.inner, self.inner) if find_strategy(self.strategy).axes else (self.size,)
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (*preparation(), *distribution(kernel=self.kernel, sync_gradients=not self.summed_later))
+
+    def on(self, shape: tuple[int, ...]) -> Strategy:
+        return find_strategy(self.strategy).on(shape)
 
 
 @dataclass(frozen=True)
@@ -57,9 +78,9 @@ def attempt(program: Program, world: World) -> Outcome:
     call, tensors = Call.of(model, examples, {})
     try:
         captured, outputs = capture(
-            model, call, tensors, sequence_dim=0 if program.turned else 1, strategy=find_strategy(world.strategy)
+            model, call, tensors, sequence_dim=0 if program.turned else 1, strategy=world.on(world.shape)
         )
-        transformed = run_passes(captured, pipeline(kernel=world.kernel))
+        transformed = run_passes(captured, world.passes())
     except SpError as error:
         if isinstance(error, UnsupportedModelError) or isinstance(error.__cause__, UnsupportedModelError):
             return Outcome("refused", str(error))
@@ -67,7 +88,11 @@ def attempt(program: Program, world: World) -> Outcome:
     lengths = _lengths(transformed, world)
     inputs = make_inputs(program, *lengths, program.batch if program.batch == 1 else world.batch)
     trial = Trial(lengths, program.seed, call.names, tuple(inputs), tuple(outputs.names))
-    wrong = [row for row in _rows(model, transformed, trial, world.size) if not _agrees(row)]
+    side = _plain(model)
+    if _is_noisy(transformed):  # what it is on one rank
+        alone = replace(captured, strategy=world.on((1,) * len(world.shape)))
+        side = _bound(model, run_passes(alone, world.passes()), "")
+    wrong = [row for row in _rows(model, side, transformed, trial, world) if not _agrees(row)]
     return Outcome("wrong", "\n".join(map(str, wrong))) if wrong else Outcome("exact")
 
 
@@ -81,18 +106,40 @@ def _lengths(transformed: Transformed, world: World) -> tuple[int, int]:
     return first + world.beyond[0], second + world.beyond[1]
 
 
-def _rows(model: Fuzzed, transformed: Transformed, trial: Trial, world: int) -> list[Row]:
-    noisy = any(port.name == NOISE_SEED for port in transformed.inputs)
-    plain = _bound(model, transformed, "", noisy) if noisy else _plain(model)
+def _is_noisy(program: Transformed) -> bool:
+    return any(port.name == NOISE_SEED for port in program.inputs)
+
+
+def _rows(model: Fuzzed, plain: Side, transformed: Transformed, trial: Trial, world: World) -> list[Row]:
     right = observe(plain, trial)
     moved = shake(plain, [trial], _EPS)
     shaken = observe(plain, moved[0])
-    found = run_ranks(
-        world, lambda group: observe(_bound(model, transformed, group.group_name, noisy), trial), timeout_s=120
-    )
+
+    def rank(group: str) -> Seen:
+        seen = observe(_bound(model, transformed, group, world.pieces), trial)
+        return _summed(seen, [name for name, _ in model.named_parameters()], group) if world.summed_later else seen
+
+    found = _on_ranks(world, rank)
     return [
         row for rank, seen in enumerate(found) for row in compare(seen, right, shaken, torch.float64, f"rank {rank}")
     ]
+
+
+def _on_ranks(world: World, run: Callable[[str], Seen]) -> list[Seen]:
+    if len(world.shape) > 1:
+        return run_mesh(world.shape, lambda mesh: run(mesh.name), timeout_s=120)
+    return run_ranks(world.size, lambda group: run(group.group_name), timeout_s=120)
+
+
+def _summed(seen: Seen, parameters: list[str], group: str) -> Seen:
+    """Gradients of parameters are this rank's part."""
+    world = find_world(group)
+
+    def whole(name: str, part: Tensor | None) -> Tensor | None:
+        return part if part is None or name not in parameters else all_reduce(world, part, dist.ReduceOp.SUM)
+
+    found = {of: {name: whole(name, part) for name, part in its.items()} for of, its in seen.gradients.items()}
+    return replace(seen, gradients=found)
 
 
 def _plain(model: Fuzzed) -> Side:
@@ -100,8 +147,11 @@ def _plain(model: Fuzzed) -> Side:
     return Side(lambda *inputs: list(twin.module(*inputs).values()), twin.parameters, twin.buffers)
 
 
-def _bound(model: Fuzzed, transformed: Transformed, group: str, noisy: bool) -> Side:
+def _bound(model: Fuzzed, transformed: Transformed, group: str, pieces: bool = False) -> Side:
     twin = Twin.of(transformed.graph_module, model)
     run = bind(replace(transformed, graph_module=cast(fx.GraphModule, twin.module)), seat_name(group))
-    added = [torch.tensor(_NOISE)] if noisy else []
+    if pieces:
+        parts = cut(run, [f"parts.{name}" for name, _ in model.parts.named_children()])
+        run = assemble(parts, run, getattr(run, "model", run), lambda code: code)
+    added = [torch.tensor(_NOISE)] if _is_noisy(transformed) else []
     return Side(lambda *inputs: run(*inputs, *added), twin.parameters, twin.buffers)

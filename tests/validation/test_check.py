@@ -168,6 +168,14 @@ def test_meshes_of_two_axes(strategy):
     assert report.world == 6
 
 
+@pytest.mark.parametrize("strategy", ["usp", "double_ring"])
+def test_dropout_on_meshes_of_two_axes(strategy):
+    """Compared with a world of one, whose mesh has two axes too."""
+    model, x = Small(lambda x: F.dropout(x, 0.3)), torch.randn(2, 12, 4)
+    report = sp.check(model.train(), (x,), strategy=strategy, world_size=(2, 2))
+    assert report.exact, report
+
+
 def test_own_precision_widens_the_tolerance():
     report = sp.check(llama(), (IDS,), {"labels": IDS}, dtype=None, world_size=2)
     assert report.exact
@@ -220,6 +228,16 @@ def test_validate_runs_once_for_each_capture(inputs, monkeypatch):
 
     run_ranks(3, rank)
     assert [call["length"] for call in calls] == [12] * 3
+
+
+def test_validate_compares_whole_gradients_whoever_sums_them():
+    model, x = Small(F.gelu), torch.randn(2, 12, 4)
+
+    def rank(group):
+        parallel = sp.parallelize(copy.deepcopy(model), mesh=group, compile=False, validate=True, sync_gradients=False)
+        torch.testing.assert_close(parallel(x), model(x))
+
+    run_ranks(2, rank)
 
 
 def test_validate_raises_on_all_ranks_alike(wrong_flip):

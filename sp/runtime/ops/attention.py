@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sp.errors import InputError
+from sp.errors import InputError, SpError
 from sp.mask import Band
 from sp.plan import Plan
 from sp.runtime.kernels import find_kernel
@@ -186,6 +186,17 @@ def _gradients(ctx: Any, grad_out: Tensor, grad_kept: list[Tensor]) -> tuple[Any
 
 
 attention.register_autograd(_gradients, setup_context=_setup_context)
+
+
+def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
+    raise SpError(
+        "the gradient of an attention is differentiated once more",
+        needed="first derivatives: kernels have no others",
+        remedy="leave out create_graph=True, or penalise gradients of what lies behind the last attention",
+    )
+
+
+attention_backward.register_autograd(_no_second_derivative)
 
 
 def _register_autocast(device: str, key: str) -> None:

@@ -1,0 +1,182 @@
+"""Models that change after their first call: the next call computes what the changed model computes."""
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import sp
+from sp.devices import without_numbers
+from sp.granted import model_state
+from sp.testing.compare import relative_error
+
+D, VOCAB = 8, 13
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.drop = nn.LayerNorm(D), nn.Linear(D, 3 * D), nn.Dropout(0.5)
+        self.gain, self.window, self.act = 1.0, 4, F.gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unsqueeze(1) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        at = torch.arange(x.shape[1])
+        mask = (at[:, None] >= at) & (at[:, None] - at < self.window)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1)
+        return x + self.gain * self.drop(self.act(y))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.e, self.head = nn.Embedding(VOCAB, D), nn.Linear(D, VOCAB, bias=False)
+        self.blocks, self.config = nn.ModuleList(Block() for _ in range(2)), Config()
+        self.table = torch.ones(D, dtype=torch.float64)  # not registered
+        self.register_buffer("scale", torch.ones(D))
+        self.head.weight = self.e.weight
+        self.double().eval()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.e(ids) * self.scale + self.table
+        for block in self.blocks:
+            x = block(x)
+        x = x.tanh() if self.config.squash else x
+        return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+class Config:
+    squash = False
+
+    def __init__(self) -> None:
+        self.squash, self.names = False, {"a": 1}
+
+
+class Double(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+
+
+class Lora(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.down, self.up = base, parameter(2, D), parameter(3 * D, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + F.linear(F.linear(x, self.down), self.up)
+
+
+def assign(model: Model) -> None:
+    """Every name gets a parameter of its own, tied ones too."""
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def resize(model: Model) -> None:
+    model.e = nn.Embedding(VOCAB + 4, D, dtype=torch.float64)
+    model.head.weight = model.e.weight
+
+
+def swap(model: Model) -> None:
+    first, second = model.blocks
+    model.blocks[0], model.blocks[1] = second, first
+
+
+CHANGES: dict[str, Callable[[Model], object]] = {
+    "untied": lambda model: setattr(model.head, "weight", parameter(VOCAB, D)),
+    "untied by assign": assign,
+    "resized": resize,
+    "no bias": lambda model: setattr(model.blocks[0].qkv, "bias", None),
+    "an attribute": lambda model: setattr(model.blocks[1], "gain", 3.0),
+    "a window": lambda model: setattr(model.blocks[1], "window", 2),
+    "a function": lambda model: setattr(model.blocks[1], "act", F.relu),
+    "torch's own attribute": lambda model: setattr(model.blocks[1].norm, "eps", 0.3),
+    "a config": lambda model: setattr(model.config, "squash", True),
+    "a hook": lambda model: model.blocks[0].register_forward_hook(lambda module, given, x: 2 * x),
+    "an adapter": lambda model: setattr(model.blocks[0], "qkv", Lora(model.blocks[0].qkv)),
+    "parametrized": lambda model: parametrize.register_parametrization(model.blocks[0].qkv, "weight", Double()),
+    "one more block": lambda model: model.blocks.append(Block().double().eval()),
+    "one block less": lambda model: model.blocks.pop(0),
+    "one block twice": lambda model: model.blocks.__setitem__(1, model.blocks[0]),
+    "a patched forward": lambda model: setattr(model.blocks[0], "forward", torch.sin),
+    "other dtype": lambda model: (model.float(), setattr(model, "table", torch.ones(D))),
+}
+FOLLOWED: dict[str, Callable[[Model], object]] = {
+    "other blocks": swap,
+    "other values": lambda model: [value.data.mul_(1.5) for value in model.parameters()],
+    "other parameters": lambda model: setattr(model.blocks[0].qkv, "weight", parameter(3 * D, D)),
+    "another buffer": lambda model: setattr(model, "scale", torch.full((D,), 2.0, dtype=torch.float64)),
+    "another tensor": lambda model: setattr(model, "table", torch.full((D,), 2.0, dtype=torch.float64)),
+    "frozen": lambda model: model.e.weight.requires_grad_(False),
+}
+
+
+def run(call: nn.Module, model: Model) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss = call(torch.arange(22).view(2, 11) % VOCAB)
+    loss.backward()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **{name: grad.clone() for name, grad in grads.items()}}
+
+
+@pytest.mark.parametrize("name", [*CHANGES, *FOLLOWED])
+def test_the_model_as_it_is_now(name: str) -> None:
+    model = Model()
+    parallel = sp.parallelize(model, compile=False)
+    run(parallel, model)
+    (CHANGES | FOLLOWED)[name](model)
+    found, right = run(parallel, model), run(model, model)
+    assert found.keys() == right.keys()
+    tolerance = 1e-5 if name == "other dtype" else 1e-12
+    assert all(relative_error(found[key], right[key]) < tolerance for key in right)
+    assert len(parallel.executables) == (2 if name in CHANGES else 1)
+    run(parallel, model)
+    assert len(parallel.executables) == (2 if name in CHANGES else 1)
+
+
+def test_dropout_of_another_probability() -> None:
+    model = Model().train()
+    parallel = sp.parallelize(model, compile=False)
+    run(parallel, model)
+    for block in model.blocks:
+        block.drop.p = 0.0
+    found, right = run(parallel, model), run(model, model)
+    assert relative_error(found["loss"], right["loss"]) < 1e-12
+
+
+def test_a_state_depends_on_no_process() -> None:
+    """Neither on addresses nor on the order of sets: ranks compare it with what they saw before."""
+    model, twin = Model(), Model()
+    for each in (model, twin):
+        each.words = {"one", "two", "three"}  # type: ignore[assignment]
+        each.many = list(range(1000))  # type: ignore[assignment]
+        each.thing = object()  # type: ignore[assignment]
+    assert model_state(model) == model_state(twin)
+    assert " at 0x" not in model_state(model)
+
+
+def test_devices_without_their_numbers() -> None:
+    assert without_numbers("arange(8, device: cuda:3)") == "arange(8, device: cuda)"
+    assert without_numbers("device(type='cuda', index=1)") == "device(type='cuda')"
+    assert without_numbers("striped:64 on cpu") == "striped:64 on cpu"
+
+
+def test_a_value_that_changes_at_every_call_is_named() -> None:
+    model = Model()
+    parallel = sp.parallelize(model, compile=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(10):
+            model.blocks[1].gain = 1.0 + step
+            run(parallel, model)
+    said = [str(each.message) for each in caught if "captures of one model" in str(each.message)]
+    assert len(said) == 1
+    assert "it has changed in 'blocks.1.gain = 8.0'" in said[0]
