@@ -74,7 +74,7 @@ class ParallelModule(nn.Module):
         world = find_world(self.options.group)
         request, lengths = self._agree_on_call(world, args, kwargs)
         executable = self._agree_on_program(world, request, lengths)
-        seed = draw_seed(world, self.options.generator, self._device()) if executable.is_noisy else None
+        seed = draw_seed(world, self.options.generator, self._parameter_device()) if executable.is_noisy else None
         return executable(self.model, request, lengths, seed)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +170,7 @@ class ParallelModule(nn.Module):
         return executable
 
     def _exchange(self, world: World, statement: Statement, failure: SpError | None) -> list[Statement]:
-        statements = exchange_statements(world, statement, self._device())
+        statements = exchange_statements(world, statement, self._parameter_device())
         if failure is not None:
             raise failure
         check_agreement(statements, world.rank)
@@ -216,7 +216,7 @@ class ParallelModule(nn.Module):
                 remedy="do not train with it; please report it with this table and the model",
             )
 
-    def _device(self) -> torch.device:
+    def _parameter_device(self) -> torch.device:
         return next((value.device for value in self.parameters()), torch.device("cpu"))
 
 
