@@ -121,6 +121,10 @@ class ParallelModule(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.model.load_state_dict(*args, **kwargs)
 
+    def _get_name(self) -> str:
+        """The model's own: Trainer goes by it where it decides whether labels have to be shifted."""
+        return self.model._get_name()
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
