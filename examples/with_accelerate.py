@@ -37,7 +37,7 @@ def train(args: argparse.Namespace) -> tuple[list[float], nn.Module]:
         put_on_device=True,
         rng_types=["generator"],  # all shuffle alike
     )
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    model, optimizer = accelerator.prepare(model, optimizer)  # the loader is prepared
     losses: list[float] = []
     while len(losses) < args.steps:
         for batch in loader:

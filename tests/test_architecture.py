@@ -65,6 +65,7 @@ ARROWS = {
     "register": (f"{FACTS} passes executable testing", "torch"),
     "api": (f"{FACTS} costs mesh show passes options request executable validation module", "torch"),
     "wiring": ("api errors module passes.output_forms", "torch"),
+    "frameworks": ("errors module runtime.world", "torch accelerate"),
     "": (
         f"{FACTS} measure mesh program show runtime passes testing validation register module wiring api models costs",
         "",

@@ -4,8 +4,8 @@ Trainer takes every rank for a replica of the model: it deals each another batch
 DistributedDataParallel over all of them, and gathers what each has found.  Where several ranks share a sequence
 
 * the gradient stays exact: sp sums it over the ranks of a sequence, and the mean of equal gradients is each of them;
-* the loss over a step's tokens stays exact: Trainer counts each token once for every rank that shares it, and multiplies
-  by the number of ranks in turn;
+* the loss over a step's tokens stays exact: Trainer counts each token once for every rank that shares it, and
+  multiplies by the number of ranks in turn;
 * batches must be dealt to replicas, and what evaluation gathers taken once from each: this is what the mixin does.
 """
 
@@ -33,15 +33,16 @@ class TrainerMixin(Trainer):
 
         trainer = SequenceTrainer(model=sp.parallelize(model, mesh=mesh["sp"]), args=arguments, …)
 
-    `trainer.model` is the plain model, as under DDP: it is saved, and callbacks see it.  What trains and evaluates is the
-    parallelized one, `trainer.parallel_model`.  Batches are dealt to the groups of ranks that share a sequence: the
-    batch size per device is that of a group."""
+    `trainer.model` is the plain model, as under DDP: it is saved, and callbacks see it.  What trains and evaluates is
+    the parallelized one, `trainer.parallel_model`.  Batches are dealt to the groups of ranks that share a sequence: the
+    batch size per device is that of a group.
+
+    StrategyError: the model is a plain one, or its parameters are sharded; the process group was made too late; or
+    arguments ask for what Trainer or Accelerate would do to the plain model (fsdp, deepspeed, torch_compile,
+    parallelism_config), or deal to ranks by themselves."""
 
     def __init__(self, model: ParallelModule, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(model, ParallelModule):
-            raise StrategyError(
-                f"the model is a {type(model).__name__}", needed="a parallelized one", remedy="sp.parallelize(model)"
-            )
+        _check_model(model)
         self.parallel_model, self.replicas = model, Replicas.of(model)
         super().__init__(model.model, *args, **kwargs)
         _check_arguments(self)
@@ -96,8 +97,23 @@ def deal(loader: DataLoader[Any], replicas: Replicas) -> DataLoader[Any]:
     return loader
 
 
+def _check_model(model: nn.Module) -> None:
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(model, ParallelModule):
+        raise StrategyError(
+            f"the model is a {type(model).__name__}", needed="a parallelized one", remedy="sp.parallelize(model)"
+        )
+    name = next((name for name, value in model.named_parameters() if isinstance(value, DTensor)), None)
+    if name is not None:
+        raise StrategyError(
+            f"the parameter {name!r} is sharded, and Trainer saves what it takes to be whole on each rank",
+            needed="parameters that are not sharded",
+            remedy="a loop of your own (docs/composing.md), or Trainer without fully_shard",
+        )
+
+
 def _check_arguments(trainer: Trainer) -> None:
-    """StrategyError for what Trainer would do to the plain model, or deal to ranks by itself."""
     arguments = trainer.args
     unfit = {
         'train_sampling_strategy="batch_rebalance"': arguments.train_sampling_strategy == "batch_rebalance",

@@ -97,9 +97,7 @@ def with_accelerate(case: Case) -> Outcome:
     from sp.frameworks import Replicas
 
     mesh = case.mesh()
-    accelerator = Accelerator(
-        cpu=True, gradient_accumulation_steps=ACCUMULATED, step_scheduler_with_optimizer=False
-    )
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED, step_scheduler_with_optimizer=False)
     parallel = case.model(mesh)
     replicas = Replicas.of(parallel)
     assert (replicas.count, replicas.index) == (case.dp, mesh["dp"].get_local_rank())
@@ -200,7 +198,8 @@ def early() -> str:
     assert group is not None
     model = sp.parallelize(make(), mesh=group)
     assert (Replicas.of(model).count, Replicas.of(model).firsts) == (1, (0,))
-    model.__dict__["options"] = replace(model.options, group="")  # as of a model that was parallelized before there was a process group
+    # as of a model that was parallelized before there was a process group
+    model.__dict__["options"] = replace(model.options, group="")
     with pytest.raises(StrategyError) as refused:
         Replicas.of(model)
     return str(refused.value)

@@ -30,6 +30,8 @@ class Case:
     sp: int = 2
     options: dict[str, Any] = field(default_factory=dict)
     evaluated: int = 5
+    dtype: torch.dtype = torch.float64
+    bound: float = BOUND
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -53,7 +55,7 @@ class Outcome:
 def alone(case: Case, folder: str) -> Outcome:
     from transformers import Trainer
 
-    return outcome(case, folder, lambda **given: Trainer(model=make(), **given), case.dp)
+    return outcome(case, folder, lambda **given: Trainer(model=make(case.dtype), **given), case.dp)
 
 
 def spread(case: Case, folder: str) -> Outcome:
@@ -66,7 +68,7 @@ def spread(case: Case, folder: str) -> Outcome:
 
     like_torchrun()
     mesh = init_device_mesh("cpu", (case.dp, case.sp), mesh_dim_names=("dp", "sp"))
-    model = lambda: sp.parallelize(make(), mesh=mesh["sp"], compile=False)  # noqa: E731
+    model = lambda: sp.parallelize(make(case.dtype), mesh=mesh["sp"], compile=False)  # noqa: E731
     return outcome(case, folder, lambda **given: SequenceTrainer(model=model(), **given), 1)
 
 
@@ -101,12 +103,12 @@ def outcome(case: Case, folder: str, trainer_of: Any, replicas: int) -> Outcome:
 def check(case: Case, world: ProcessWorld, folder: Path) -> None:
     expected = alone(case, str(folder / "alone"))
     for found in world.run(spread, case, str(folder / "spread"), timeout_s=200):
-        assert found.losses == pytest.approx(expected.losses, rel=BOUND)
-        assert found.norms == pytest.approx(expected.norms, rel=BOUND)
-        assert found.evaluated == pytest.approx(expected.evaluated, rel=BOUND)
-        torch.testing.assert_close(found.predicted, expected.predicted, rtol=0, atol=BOUND)
+        assert found.losses == pytest.approx(expected.losses, rel=case.bound)
+        assert found.norms == pytest.approx(expected.norms, rel=case.bound)
+        assert found.evaluated == pytest.approx(expected.evaluated, rel=case.bound)
+        torch.testing.assert_close(found.predicted, expected.predicted, rtol=0, atol=case.bound)
         for name in ("trained", "resumed", "saved"):
-            assert apart(getattr(found, name), getattr(expected, name)) < BOUND, name
+            assert apart(getattr(found, name), getattr(expected, name)) < case.bound, name
         assert found.seen == expected.seen
 
 
@@ -126,10 +128,15 @@ def test_two_ranks_of_one_sequence_train_as_one_process(options, world, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bf16", [False, True])
-def test_two_replicas_of_two_ranks_train_as_one_process_on_larger_batches(bf16, tmp_path):
+def test_two_replicas_of_two_ranks_train_as_one_process_on_larger_batches(tmp_path):
     with ProcessWorld(4) as four:
-        check(Case(dp=2, evaluated=8, options={}), four, tmp_path)
+        check(Case(dp=2, evaluated=8), four, tmp_path)
+
+
+@pytest.mark.slow
+def test_mixed_precision_is_that_of_trainer(world, tmp_path):
+    """A gradient off by a factor would be off by 1 or more; bfloat16 itself is good for two digits."""
+    check(Case(options={"bf16": True}, dtype=torch.float32, bound=0.05), world, tmp_path)
 
 
 def refusal(given: dict[str, Any], folder: str, plain: bool = False) -> str:

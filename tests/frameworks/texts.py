@@ -12,8 +12,8 @@ VOCABULARY = 61
 Sample = dict[str, Tensor]
 
 
-def make() -> nn.Module:
-    """In fp64, all but the loss, which transformers takes in fp32 whatever the model is."""
+def make(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """All but the loss of this dtype: that transformers takes in fp32 whatever the model is."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -27,7 +27,7 @@ def make() -> nn.Module:
             num_key_value_heads=2,
             tie_word_embeddings=True,
         )
-    ).double()
+    ).to(dtype)
 
 
 def samples(count: int, seed: int) -> list[Sample]:
