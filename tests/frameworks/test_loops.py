@@ -175,8 +175,15 @@ def world() -> Iterator[ProcessWorld]:
         yield ranks
 
 
-@pytest.mark.parametrize("summed", ["sp", "ddp"])
-@pytest.mark.parametrize(("package", "run"), [("accelerate", with_accelerate), ("lightning_fabric", with_fabric)])
+@pytest.mark.parametrize(
+    ("package", "run", "summed"),
+    [
+        ("accelerate", with_accelerate, "sp"),
+        ("lightning_fabric", with_fabric, "ddp"),
+        pytest.param("accelerate", with_accelerate, "ddp", marks=pytest.mark.slow),
+        pytest.param("lightning_fabric", with_fabric, "sp", marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks_of_one_sequence_train_as_one_process(package, run, summed, world):
     pytest.importorskip(package)
     check(run, Case(summed=summed), world)

@@ -120,8 +120,14 @@ def world() -> Iterator[ProcessWorld]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"average_tokens_across_devices": False, "label_smoothing_factor": 0.1}],
-    ids=["defaults", "each counts its own tokens, smoothed labels"],
+    [
+        pytest.param({}, id="defaults"),
+        pytest.param(
+            {"average_tokens_across_devices": False, "label_smoothing_factor": 0.1},
+            marks=pytest.mark.slow,
+            id="each counts its own tokens, smoothed labels",
+        ),
+    ],
 )
 def test_two_ranks_of_one_sequence_train_as_one_process(options, world, tmp_path):
     check(Case(options=options), world, tmp_path)
