@@ -90,10 +90,12 @@ def deal(loader: DataLoader[Any], replicas: Replicas) -> DataLoader[Any]:
             needed="the same batch on all ranks that share a sequence",
             remedy='accelerator_config={"dispatch_batches": False} in the TrainingArguments',
         )
-    for dealer in (loader.batch_sampler, loader.dataset):
-        if isinstance(dealer, (BatchSamplerShard, IterableDatasetShard)):
-            dealer.num_processes, dealer.process_index = replicas.count, replicas.index
-            dealer.even_batches = replicas.count > 1  # else the last batch may be short, as in one process
+    sampler, dataset = loader.batch_sampler, loader.dataset
+    if isinstance(sampler, BatchSamplerShard):
+        sampler.num_processes, sampler.process_index = replicas.count, replicas.index
+        sampler.even_batches = replicas.count > 1  # else the last batch may be short, as in one process
+    if isinstance(dataset, IterableDatasetShard):
+        dataset.num_processes, dataset.process_index = replicas.count, replicas.index
     return loader
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DataLoader, IterableDataset
 
 import sp
 from sp.errors import StrategyError
@@ -35,7 +36,7 @@ class Case:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        given = {"gradient_accumulation_steps": 2, "learning_rate": 0.3, "optim": "sgd", "max_steps": 3}
+        given = {"gradient_accumulation_steps": 2, "learning_rate": 0.3, "optim": "sgd", "max_steps": 5}
         given |= {"logging_steps": 1, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
         return given | {"lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 2} | self.options
 
@@ -87,7 +88,7 @@ def outcome(case: Case, folder: str, trainer_of: Any, replicas: int) -> Outcome:
     assert len(predictions) == case.evaluated
     again = trainer_of(args=arguments, data_collator=collate, **data)
     again.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
-    saved = LlamaForCausalLM.from_pretrained(f"{folder}/checkpoint-3", dtype=torch.float64)
+    saved = LlamaForCausalLM.from_pretrained(f"{folder}/checkpoint-5", dtype=torch.float64)
     return Outcome(
         [line["loss"] for line in logs],
         [line["grad_norm"] for line in logs],
@@ -143,6 +144,35 @@ def test_two_replicas_of_two_ranks_train_as_one_process_on_larger_batches(tmp_pa
 def test_mixed_precision_is_that_of_trainer(world, tmp_path):
     """A gradient off by a factor would be off by 1 or more; bfloat16 itself is good for two digits."""
     check(Case(options={"bf16": True}, dtype=torch.float32, bound=0.05), world, tmp_path)
+
+
+class Numbers(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+@pytest.mark.parametrize(
+    ("data", "firsts", "dealt"),
+    [
+        (list(range(5)), (0,), [[[0, 1], [2, 3], [4]]]),
+        (list(range(5)), (0, 3), [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]),
+        (Numbers(), (0,), [[[0, 1], [2, 3], [4, 0]]]),
+        (Numbers(), (0, 3), [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]),
+    ],
+)
+def test_batches_are_dealt_to_replicas(data, firsts, dealt):
+    from accelerate.data_loader import prepare_data_loader
+
+    from sp.frameworks import Replicas
+    from sp.frameworks.trainer import deal
+
+    for rank in range(6):
+        index = sum(rank >= first for first in firsts) - 1
+        loader = deal(
+            prepare_data_loader(DataLoader(data, 2), num_processes=6, process_index=rank), Replicas(firsts, index, 6)
+        )
+        assert [batch.tolist() for batch in loader] == dealt[index], rank
+        assert isinstance(data, Numbers) or len(loader) == len(dealt[index])
 
 
 def refusal(given: dict[str, Any], folder: str, plain: bool = False) -> str:
