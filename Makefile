@@ -90,5 +90,5 @@ $(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
-	$(PIP) --editable '.[dev,examples,hf]'
+	$(PIP) --editable '.[dev,examples,frameworks,hf]'
 	@touch $@

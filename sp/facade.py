@@ -60,6 +60,10 @@ class Facade(nn.Module):
         self.plain.apply(fn)
         return self
 
+    def _get_name(self) -> str:
+        """The module's own: transformers' Trainer goes by it where it decides whether labels have to be shifted."""
+        return self.plain._get_name()
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own, key for key."""
         return self.plain.state_dict(*args, **kwargs)

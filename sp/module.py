@@ -79,7 +79,7 @@ class ParallelModule(Facade):
         executable = self._agree_on_program(world, request, lengths)
         if held is not None and self.options.inputs == CONTIGUOUS:
             request = dealt(request, held, self.layout)
-        seed = draw_seed(world, self.options.generator, self._device()) if executable.is_noisy else None
+        seed = draw_seed(world, self.options.generator, self._parameter_device()) if executable.is_noisy else None
         output = executable(self.plain, request, lengths, seed)
         watch_sums(output, lambda: self.options.sync_gradients)
         return output
@@ -164,7 +164,7 @@ class ParallelModule(Facade):
         return executable
 
     def _exchange(self, world: World, statement: Statement, failure: SpError | None) -> list[Statement]:
-        statements = exchange_statements(world, statement, self._device())
+        statements = exchange_statements(world, statement, self._parameter_device())
         if failure is not None:
             raise failure
         check_agreement(statements, world.rank)
@@ -213,7 +213,7 @@ class ParallelModule(Facade):
                 remedy="do not train with it; please report it with this table and the model",
             )
 
-    def _device(self) -> torch.device:
+    def _parameter_device(self) -> torch.device:
         return next((value.device for value in self.parameters()), torch.device("cpu"))
 
 
