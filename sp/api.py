@@ -147,11 +147,7 @@ def estimate(
         return costs.estimate(
             model, length, world, machine, causal=causal, recompute=recompute, sharding=sharding, strategies=strategies
         )
-    if recompute or sharding or not causal:
-        raise InputError(
-            "causal, recompute and sharding are for a ModelShape", needed="a model's own masks, and all it keeps"
-        )
-    _check_plain(model)
+    _check_whole(model, causal, recompute, sharding)
     options = replace(_options(None, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     _, shape = bind_size(None, world)
@@ -191,6 +187,13 @@ def check(
     bound, shape = bind_size(find_strategy(strategy), world_size)
     options = _options(bound, "", sequence_dim, "global", "global", False, kernel)
     return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
+
+
+def _check_whole(model: nn.Module, causal: bool, recompute: bool, sharding: Sharding | None) -> None:
+    if recompute or sharding or not causal:
+        found = "causal, recompute and sharding are for a ModelShape"
+        raise InputError(found, needed="a model's own masks, and all it keeps")
+    _check_plain(model)
 
 
 def _check_plain(model: nn.Module) -> None:
