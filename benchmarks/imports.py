@@ -2,8 +2,8 @@
 
     python -m benchmarks imports --repeats 9
 
-Each repetition is a fresh process.  Nothing is heavy by itself: what is not loaded is what makes it short, and the tests
-hold that (`tests/test_imports.py`); here is the time.
+Each repetition is a fresh process.  What makes it short is what is not loaded, and tests hold that
+(`tests/test_imports.py`); here is the time.
 """
 
 from __future__ import annotations

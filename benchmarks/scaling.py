@@ -24,7 +24,7 @@ WALLS = ("zigzag", "allgather", "ulysses", "usp")
 
 @dataclass(frozen=True)
 class Options:
-    """neighbours: ranks of the inner one of two axes.  local: tokens of each rank where the sequence grows with them."""
+    """neighbours: ranks of the inner one of two axes.  local: tokens of each rank where the sequence grows with it."""
 
     worlds: tuple[int, ...] = (8, 64, 256, 1024, 4096)
     lengths: tuple[int, ...] = (131_072, 1_048_576, 10_485_760)
@@ -88,12 +88,17 @@ def run(options: Options) -> Result:
     ]
     charts.append(_chart("weak", growing.title, "%", options, _by_column(growing, sp.STRATEGIES)))
     own = [row for row in memory.rows if row[0] == options.model]
-    points = [(name, row[1], row[3 + at]) for row in own for at, name in enumerate(WALLS)]
-    charts.append(_chart("wall", f"Llama {options.model}: {memory.title}", "tokens", options, points))
+    points = [(name, row[1], _millions(row[3 + at])) for row in own for at, name in enumerate(WALLS)]
+    title = f"Llama {options.model}: longest sequence in the memory of {options.machine}"
+    charts.append(_chart("wall", title, "millions of tokens", options, points))
     return Result([*tables.values(), growing, memory], charts)
 
 
 _Points = Iterable[tuple[str, Cell, Cell]]  # a line, its x and its y
+
+
+def _millions(tokens: Cell) -> float | None:
+    return tokens / 1e6 if isinstance(tokens, int) else None
 
 
 def _by_strategy(table: Table) -> _Points:

@@ -1,7 +1,7 @@
 """Steps: what one rank computes while whose keys and values are with it.  Integers only, no torch.
 
-A rank of 4,096 has as many steps, but of a few kinds, whatever the length: they are worked out when they are first looked
-at, and kept as the number of its kind for each step, which is kilobytes.
+A rank of 4,096 has as many steps, but of a few kinds, whatever the length: they are worked out when they are first
+looked at, and kept as the number of its kind for each step, which is kilobytes.
 
     zigzag  causal  world=4096  rank 1000     own causal | from 1000 earlier ranks full k[:half] | then full q[half:]
 """
@@ -105,8 +105,8 @@ def count_hops(layout: str, mask: Band, length: int, keys: int, world: int, inne
 
 
 def _may_meet(hop: int, mask: Band, world: int, inner: int | None) -> bool:
-    """Whether a window reaches any of the positions that a rank sees in a hop, where positions go round the ranks: their
-    distance is that of the ranks, and whole worlds."""
+    """Whether a window reaches any of the positions that a rank meets in a hop, where positions go round the ranks:
+    their distance is that of the ranks, and whole worlds."""
     if mask.left is None or mask.right is None:
         return True
     width, wrapped = mask.left + mask.right, inner if inner and hop % inner else 0

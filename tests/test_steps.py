@@ -47,9 +47,7 @@ def test_steps_are_those_made_one_by_one(layout: str) -> None:
     for mask, length, keys in product(MASKS, (8, 17, 37), (8, 23)):
         for rank in range(4):
             plan = make_plan(layout, mask, length, 4, rank, keys)
-            expected = [
-                make_step(plan.layout, mask, length, keys, 4, rank, (rank - hop) % 4) for hop in range(4)
-            ]
+            expected = [make_step(plan.layout, mask, length, keys, 4, rank, (rank - hop) % 4) for hop in range(4)]
             assert [*plan.steps] == expected == [plan.steps[hop] for hop in range(4)]
             assert plan.steps[1:3] == tuple(expected[1:3])
             assert plan.steps[-1] == expected[-1] == one_step(plan, (rank + 1) % 4)

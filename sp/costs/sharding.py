@@ -1,7 +1,7 @@
 """What FSDP saves and costs: parameters, gradients and optimizer divided over ranks, gathered block by block.
 
-    forward     gather block 1 | 2 while 1 runs | 3 while 2 runs | …
-    backward    the same from the end, and each block's gradients scattered while the next one runs
+forward     gather block 1 | 2 while 1 runs | 3 while 2 runs | …
+backward    the same from the end, and each block's gradients scattered while the next one runs
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.optimizer_bytes < 0:
-            found = f"parameters divided over {self.ranks} ranks, {self.optimizer_bytes} bytes of the optimizer for each"
+            found = f"parameters divided over {self.ranks} ranks, {self.optimizer_bytes} bytes of the optimizer each"
             raise InputError(found, needed="at least one rank, and no fewer than 0 bytes")
 
     def memory(self, work: Workload) -> float:

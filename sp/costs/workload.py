@@ -58,8 +58,8 @@ class Workload:
     token_flops: of everything but attention, forward.  shared_flops: those that every rank computes.
     repeats: how often the time of forward a whole step takes there: 3, 4 where backward computes forward again.
     token_bytes, shared_bytes: of activations that backward needs.
-    state_bytes: of parameters, buffers and gradients, on every rank.  parameters: how many; block_bytes: of those of the
-    largest block; both only where sizes tell (`ModelShape`).
+    state_bytes: of parameters, buffers and gradients, on every rank.  parameters: how many; block_bytes: of those of
+    the largest block; both only where sizes tell (`ModelShape`).
     output_bytes: per token, of outputs that are gathered."""
 
     name: str
