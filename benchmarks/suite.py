@@ -15,7 +15,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 from benchmarks.result import Result
 
 # Run where none is named, in this order; the others take long, or measure a machine that not everybody has.
-USUAL = ("attention", "step", "memory", "passes", "compile", "bytes", "wait", "window", "masked", "published")
+USUAL = (
+    *("attention", "step", "memory", "passes", "compile", "bytes", "wait", "window", "masked", "published"),
+    *("scaling", "worlds", "imports"),
+)
 NAMES = (*USUAL, "memory_2d", "long", "gpu_ranks")
 HELP = {
     "lengths": "tokens of the whole sequence",

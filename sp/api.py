@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sp import costs
-from sp.costs import Estimates, Machine, ModelShape, find_machine
+from sp.costs import Estimates, Machine, ModelShape, Sharding, find_machine
 from sp.errors import InputError, StrategyError
 from sp.executable import build, estimate_call
 from sp.mesh import Mesh, bind_mesh
@@ -116,6 +116,7 @@ def estimate(
     outputs: OutputForm = "global",
     causal: bool = True,
     recompute: bool = False,
+    sharding: Sharding | None = None,
     strategies: Sequence[str] | None = None,
 ) -> Estimates:
     """What one training step over `length` tokens would take on `world` ranks, for each strategy.
@@ -134,6 +135,7 @@ def estimate(
     length: of the first sequence of the call, whatever its length in args; others are as long as there.
     machine: a name in `sp.costs.MACHINES`, or one of your own.
     recompute: of sizes only: activations of a block, but those of attention, are computed again in backward.
+    sharding: of sizes only: FSDP divides parameters, gradients and optimizer over ranks, see `sp.costs.Sharding`.
     strategies: names; None takes all that such a mesh can run.
 
     Nothing is run and no process group is needed; a world of 4,096 takes no longer than one of 2.  The length is
@@ -142,10 +144,10 @@ def estimate(
     Raises StrategyError for an unknown strategy or machine or a world without ranks, InputError for fewer tokens than
     ranks and for arguments that do not fit, UnsupportedModelError for a model that cannot be captured."""
     if isinstance(model, ModelShape):
-        return costs.estimate(model, length, world, machine, causal=causal, recompute=recompute, strategies=strategies)
-    if recompute or not causal:
-        raise InputError("causal and recompute are for a ModelShape", needed="a model's own masks, and all it keeps")
-    _check_plain(model)
+        return costs.estimate(
+            model, length, world, machine, causal=causal, recompute=recompute, sharding=sharding, strategies=strategies
+        )
+    _check_whole(model, causal, recompute, sharding)
     options = replace(_options(None, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     _, shape = bind_size(None, world)
@@ -185,6 +187,13 @@ def check(
     bound, shape = bind_size(find_strategy(strategy), world_size)
     options = _options(bound, "", sequence_dim, "global", "global", False, kernel)
     return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
+
+
+def _check_whole(model: nn.Module, causal: bool, recompute: bool, sharding: Sharding | None) -> None:
+    if recompute or sharding or not causal:
+        found = "causal, recompute and sharding are for a ModelShape"
+        raise InputError(found, needed="a model's own masks, and all it keeps")
+    _check_plain(model)
 
 
 def _check_plain(model: nn.Module, budget: float = 1.0, compiled: bool | str | Mapping[str, Any] = True) -> None:

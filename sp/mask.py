@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from sp.layout import Run
+
 _WINDOW = re.compile(r"window\((-?\d+|), (-?\d+|)\)")
 
 
@@ -20,6 +22,20 @@ class Band:
 
     def visible(self, i: int, j: int) -> bool:
         return (self.left is None or i - self.left <= j) and (self.right is None or j <= i + self.right)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it shows nothing at all, as `j >= i + 4 and j <= i + 1` does."""
+        return self.left is not None and self.right is not None and self.left + self.right < 0
+
+    def pairs(self, queries: Run, keys: int) -> int:
+        """How many pairs of these queries and of the key positions 0 … keys-1 are visible, in constant time.
+
+        Query i sees the keys below i + right + 1 but for those below i - left."""
+        if self.is_empty:
+            return 0
+        seen = keys * queries.length if self.right is None else _total_below(queries, self.right + 1, keys)
+        return seen - (0 if self.left is None else _total_below(queries, -self.left, keys))
 
     def __and__(self, other: Band) -> Band:
         return Band(_smaller(self.left, other.left), _smaller(self.right, other.right))
@@ -40,6 +56,13 @@ class Band:
         assert found, f"not a mask: {text!r}"
         left, right = (int(side) if side else None for side in found.groups())
         return Band(left, right)
+
+
+def _total_below(queries: Run, shift: int, keys: int) -> int:
+    """Of each query i, how many of `keys` positions lie below i + shift; all together."""
+    first, whole = queries.count_below(-shift), queries.count_below(keys - shift)
+    ramp, lowest = whole - first, queries.start + first * queries.stride + shift
+    return ramp * lowest + queries.stride * ramp * (ramp - 1) // 2 + (queries.length - whole) * keys
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:

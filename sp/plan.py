@@ -8,21 +8,28 @@ instead of one file per strategy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sp.cover import cover, meets
 from sp.layout import WHOLE, Layout, find_layout
 from sp.mask import FULL, Band
-from sp.tile import Tile, halves, trim
+from sp.steps import Step, Steps, count_hops, make_step, source_of, there_and_back
+from sp.tile import Tile, trim
 
-
-@dataclass(frozen=True)
-class Step:
-    """The tiles against the keys and values that come from rank `source`."""
-
-    source: int
-    tiles: tuple[Tile, ...]
+__all__ = [
+    "Plan",
+    "Step",
+    "Steps",
+    "Tile",
+    "count_steps",
+    "make_local_plan",
+    "make_plan",
+    "make_step",
+    "one_step",
+    "plan_of",
+    "there_and_back",
+]
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Plan:
     keys: int
     world: int
     rank: int
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
     queries: Layout
     inner: int | None = None
 
@@ -59,7 +66,7 @@ class Plan:
 
     def source(self, rank: int, hop: int) -> int:
         """Whose keys and values are with `rank` in the step `hop`."""
-        return _source(rank, hop, self.world, self.inner)
+        return source_of(rank, hop, self.world, self.inner)
 
 
 @lru_cache(maxsize=4096)
@@ -71,21 +78,13 @@ def make_plan(
     Both sequences are dealt by the same layout; the mask compares their positions.  inner: see `Plan`."""
     rule = find_layout(layout)
     keys = length if keys is None else keys
-    sources = (_source(rank, hop, world, inner) for hop in range(world))
-    steps = tuple(make_step(rule, mask, length, keys, world, rank, source) for source in sources)
+    steps = Steps(rule, mask, length, keys, world, rank, inner)
     return Plan(rule, mask, length, keys, world, rank, steps, rule, inner)
 
 
-def make_step(rule: Layout, mask: Band, length: int, keys: int, world: int, rank: int, source: int) -> Step:
-    """One step of the plan of `rank`: its queries against the keys of `source`."""
-    return Step(source, cover(rule.runs(length, rank, world), rule.runs(keys, source, world), mask))
-
-
-def _source(rank: int, hop: int, world: int, inner: int | None) -> int:
-    """In a ring of rings blocks go round among `inner` neighbours, and then one such ring on."""
-    size = inner or world
-    (ring, place), (turn, step) = divmod(rank, size), divmod(hop, size)
-    return (ring - turn) % (world // size) * size + (place - step) % size
+def one_step(plan: Plan, source: int) -> Step:
+    """The step of a plan in which the keys of `source` are with its rank, without a look at the others."""
+    return make_step(plan.layout, plan.mask, plan.length, plan.keys, plan.world, plan.rank, source)
 
 
 def plan_of(plan: Plan, rank: int) -> Plan:
@@ -108,27 +107,4 @@ def count_steps(plan: Plan) -> int:
     """How many steps a ring needs until no rank has work left: fewer than `world` under a narrow window."""
     if plan.queries is WHOLE:
         return 1
-    return _count_steps(plan.layout.name, plan.mask, plan.length, plan.keys, plan.world, plan.inner)
-
-
-@lru_cache(maxsize=4096)
-def _count_steps(layout: str, mask: Band, length: int, keys: int, world: int, inner: int | None) -> int:
-    rule = find_layout(layout)
-    queries, held = ([rule.runs(total, rank, world) for rank in range(world)] for total in (length, keys))
-    for hop in reversed(range(world)):
-        # From the last rank on: under a causal mask it sees the most, and answers at once.
-        sources = ((rank, _source(rank, hop, world, inner)) for rank in reversed(range(world)))
-        if any(meets(queries[rank], held[source], mask) for rank, source in sources):
-            return hop + 1
-    return 1
-
-
-def there_and_back(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """own, 1, 2, … → half of own, 1, 2, …, the other half of own; a single step stays as it is.
-
-    What travels first is under way during the first half, what comes home last during the second."""
-    own, *others = steps
-    if not others:
-        return steps
-    first, second = halves(own.tiles)
-    return Step(own.source, first), *others, Step(own.source, second)
+    return count_hops(plan.layout.name, plan.mask, plan.length, plan.keys, plan.world, plan.inner)

@@ -18,7 +18,7 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # unit of sp: (units it may import, packages it may import besides the standard library).
 # A unit is a module or a package below sp; "" is sp/__init__.py. Lower layers come first. An import of sp is
 # an arrow wherever it stands, inside a function or for the type checker too.
-FACTS = "crossing errors heads layout mask plan score strategy tile traffic"
+FACTS = "crossing errors heads layout mask plan score steps strategy tile traffic"
 CALLS = "fitting options request executable"
 INTERFACE = "measure mesh register wiring api chain data"
 ARROWS = {
@@ -30,7 +30,8 @@ ARROWS = {
     "tile": ("", ""),
     "traffic": ("", ""),
     "cover": ("errors layout mask tile", ""),
-    "plan": ("cover errors layout mask tile", ""),
+    "steps": ("cover layout mask tile", ""),
+    "plan": ("layout mask steps tile", ""),
     "strategy": ("errors layout", ""),
     "costs": ("errors heads layout mask plan strategy tile traffic", "tabulate"),
     "models": ("", "torch"),

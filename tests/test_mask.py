@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from sp.layout import Run
 from sp.mask import CAUSAL, FULL, Band
 
 SIDES = [None, *range(-4, 5)]
@@ -61,3 +62,10 @@ def test_str_names_bands_apart() -> None:
 def test_parse_refuses_what_str_never_writes(text: str) -> None:
     with pytest.raises(AssertionError, match="not a mask"):
         Band.parse(text)
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_pairs_are_counted(band: Band) -> None:
+    for start, stride, length, keys in product((0, 1, 5), (1, 2, 5), (0, 1, 4), (0, 1, 3, 9)):
+        queries = Run(start, stride, length)
+        assert band.pairs(queries, keys) == sum(band.visible(i, j) for i in queries.positions for j in range(keys))

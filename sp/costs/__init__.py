@@ -4,6 +4,7 @@ from sp.costs.estimate import Estimate, Estimates, estimate, estimate_workload
 from sp.costs.machine import MACHINES, Machine, find_machine, machine_of
 from sp.costs.phase import Phase
 from sp.costs.shape import ModelShape
+from sp.costs.sharding import Sharding
 from sp.costs.table import byte_words
 from sp.costs.transports import TRANSPORTS
 from sp.costs.workload import Attending, AttentionShape, Workload
@@ -18,6 +19,7 @@ __all__ = [
     "Machine",
     "ModelShape",
     "Phase",
+    "Sharding",
     "Workload",
     "byte_words",
     "estimate",

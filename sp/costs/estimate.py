@@ -9,8 +9,9 @@ from typing import Any
 
 from sp.costs.machine import Machine, find_machine
 from sp.costs.phase import Job, Phase
-from sp.costs.reasons import Priced, reasons
+from sp.costs.reasons import Priced, balance_of, reasons
 from sp.costs.shape import ModelShape
+from sp.costs.sharding import Sharding
 from sp.costs.table import estimates_dict, estimates_table
 from sp.costs.transports import TRANSPORTS
 from sp.costs.workload import Attending, Workload
@@ -24,17 +25,21 @@ _NOTHING = Phase(0.0, 0.0, 0.0, 0.0)
 class Estimate:
     """One strategy: one training step, as the slowest rank sees it.
 
-    forward, backward: attention.  outputs: gathering those that are asked for whole.  dense: seconds of everything else
-    that is computed.  memory: bytes of one rank, for activations, buffers, parameters and their gradients.
-    fits: whether the machine has so many.  why: where the time goes that an even share at full speed would not take."""
+    forward, backward: attention.  outputs: gathering those that are asked for whole.  parameters: gathering them where
+    they are sharded, and scattering gradients.  dense: seconds of everything else that is computed.  memory: bytes of
+    one rank, for activations, buffers, parameters and their gradients.  fits: whether the machine has so many.
+    balance: the mean work of the ranks over that of the busiest, for which the others wait.
+    why: where the time goes that an even share at full speed would not take."""
 
     strategy: Strategy
     forward: Phase
     backward: Phase
     outputs: Phase
+    parameters: Phase
     dense: float
     memory: float
     fits: bool
+    balance: float
     why: str
 
     @property
@@ -54,7 +59,7 @@ class Estimate:
 
     @property
     def _phases(self) -> Phase:
-        return self.forward + self.backward + self.outputs
+        return self.forward + self.backward + self.outputs + self.parameters
 
 
 @dataclass(frozen=True)
@@ -102,17 +107,22 @@ def estimate(
     *,
     causal: bool = True,
     recompute: bool = False,
+    sharding: Sharding | None = None,
     strategies: Sequence[str] | None = None,
 ) -> Estimates:
     """The estimates of a model that is known by its sizes; see `sp.estimate`."""
     _, mesh = bind_size(None, world)
     only = None if strategies is None else bind_names(strategies, world)
     work = shape.workload(length, causal=causal, recompute=recompute)
-    return estimate_workload(work, mesh, find_machine(machine), only)
+    return estimate_workload(work, mesh, find_machine(machine), only, sharding)
 
 
 def estimate_workload(
-    workload: Workload, mesh: tuple[int, ...], machine: Machine, only: Sequence[Strategy] | None = None
+    workload: Workload,
+    mesh: tuple[int, ...],
+    machine: Machine,
+    only: Sequence[Strategy] | None = None,
+    sharding: Sharding | None = None,
 ) -> Estimates:
     """Each strategy that a mesh of this shape can run, in the order of the table, or some alone, bound to the mesh.
 
@@ -122,7 +132,8 @@ def estimate_workload(
         raise InputError(f"{workload.length} tokens for {world} ranks", needed="at least one token for each rank")
     refused = [] if only is not None else [(each.name, _refusal(each, mesh)) for each in STRATEGIES.values()]
     known = candidates(mesh) if only is None else only
-    found = tuple(_estimate(workload, world, machine, each) for each in known if each.transport in TRANSPORTS)
+    sharding = sharding or Sharding(1)
+    found = tuple(_estimate(workload, world, machine, each, sharding) for each in known if each.transport in TRANSPORTS)
     return Estimates(workload, machine, world, found, tuple(each for each in refused if each[1]))
 
 
@@ -133,7 +144,7 @@ def _refusal(strategy: Strategy, mesh: tuple[int, ...]) -> str:
     return "" if strategy.transport in TRANSPORTS else f"the cost model does not know {strategy.transport!r}"
 
 
-def _estimate(work: Workload, world: int, machine: Machine, strategy: Strategy) -> Estimate:
+def _estimate(work: Workload, world: int, machine: Machine, strategy: Strategy, sharding: Sharding) -> Estimate:
     local = _share(work.length, world)
     priced = [_price(each, world, machine, strategy) for each in work.attentions]
     forward = sum((each.attention.forward * each.count for each in priced), _NOTHING)
@@ -142,9 +153,11 @@ def _estimate(work: Workload, world: int, machine: Machine, strategy: Strategy) 
     dense = (local * work.token_flops + work.shared_flops) * (work.repeats if work.trains else 1) / machine.matmul_flops
     buffers = max((each.attention.buffers * each.batch for each in priced), default=0.0)
     kept = sum(each.attention.kept * each.count for each in priced) if work.trains else 0.0
-    memory = local * work.token_bytes + work.shared_bytes + kept + buffers + work.state_bytes
-    why = reasons(priced, outputs, dense, work.trains)
-    return Estimate(strategy, forward, backward, outputs, dense, memory, memory <= machine.memory, why)
+    memory = local * work.token_bytes + work.shared_bytes + kept + buffers + sharding.memory(work)
+    parameters = sharding.transfers(work, machine, dense)
+    why, balance = reasons(priced, outputs, parameters, dense, work.trains), balance_of(priced)
+    phases = (forward, backward, outputs, parameters)
+    return Estimate(strategy, *phases, dense, memory, memory <= machine.memory, balance, why)
 
 
 def _share(total: int, world: int) -> int:

@@ -25,7 +25,21 @@ class Priced:
         return self.count * pairs * self.job.shape.pair_flops / self.job.machine.attention_flops
 
 
-def reasons(priced: Sequence[Priced], outputs: Phase, dense: float, trains: bool) -> str:
+def balance_of(priced: Sequence[Priced]) -> float:
+    """Mean work of a rank over that of the busiest, in all attentions."""
+    critical, even = (sum(map(each, priced)) for each in (_critical, _even))
+    return even / critical if critical else 1.0
+
+
+def _critical(each: Priced) -> float:
+    return each.seconds(each.attention.critical)
+
+
+def _even(each: Priced) -> float:
+    return each.seconds(each.attention.even)
+
+
+def reasons(priced: Sequence[Priced], outputs: Phase, parameters: Phase, dense: float, trains: bool) -> str:
     """`work of the busiest rank 1.88 × the mean +41 %, kernel tiles +2 %`: shares of the whole step.
 
     dense: seconds of everything but attention."""
@@ -35,16 +49,16 @@ def reasons(priced: Sequence[Priced], outputs: Phase, dense: float, trains: bool
         for each in priced
         for phase in (each.attention.forward, each.attention.backward)[: 2 if trains else 1]
     ]
-    critical = sum(each.seconds(each.attention.critical) for each in priced) * ways
-    even = sum(each.seconds(each.attention.even) for each in priced) * ways
+    critical, even = (ways * sum(map(each, priced)) for each in (_critical, _even))
     losses = [
         (f"work of the busiest rank {critical / even if even else 1:.2f} × the mean", critical - even),
         ("kernel tiles and bands", sum(phase.compute for phase in phases) - critical),
         ("merging", sum(phase.merge for phase in phases)),
         ("waiting for transfers", sum(phase.exposed for phase in phases)),
         ("gathering outputs", outputs.seconds),
+        ("waiting for parameters", parameters.seconds),
     ]
-    step = dense + outputs.seconds + sum(phase.seconds for phase in phases)
+    step = dense + outputs.seconds + parameters.seconds + sum(phase.seconds for phase in phases)
     shares = [(word, seconds / step) for word, seconds in losses if step]
     worst = sorted((each for each in shares if each[1] >= _LEAST), key=lambda each: -each[1])
     return ", ".join(f"{word} +{share:.0%}".replace("%", " %") for word, share in worst) or "nothing lost"

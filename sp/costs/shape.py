@@ -87,6 +87,8 @@ class ModelShape:
             token_bytes=self.activation_bytes(recompute),
             state_bytes=2 * self.parameters * self.item_bytes,
             repeats=4 if recompute else 3,
+            parameters=self.parameters,
+            block_bytes=self.item_bytes * max(self.block_parameters // self.layers, self.vocab_size * self.width),
         )
 
     def activation_bytes(self, recompute: bool = False) -> int:

@@ -58,7 +58,8 @@ class Workload:
     token_flops: of everything but attention, forward.  shared_flops: those that every rank computes.
     repeats: how often the time of forward a whole step takes there: 3, 4 where backward computes forward again.
     token_bytes, shared_bytes: of activations that backward needs.
-    state_bytes: of parameters, buffers and gradients, on every rank.
+    state_bytes: of parameters, buffers and gradients, on every rank.  parameters: how many; block_bytes: of those of
+    the largest block; both only where sizes tell (`ModelShape`).
     output_bytes: per token, of outputs that are gathered."""
 
     name: str
@@ -72,6 +73,8 @@ class Workload:
     shared_flops: float = 0.0
     shared_bytes: float = 0.0
     output_bytes: float = 0.0
+    parameters: int = 0
+    block_bytes: float = 0.0
 
     @property
     def batch(self) -> int:

@@ -44,7 +44,7 @@ class TrainerMixin(Trainer):
     def __init__(self, model: ParallelModule, *args: Any, **kwargs: Any) -> None:
         _check_model(model)
         self.parallel_model, self.replicas = model, Replicas.of(model)
-        super().__init__(model.model, *args, **kwargs)
+        super().__init__(model.plain, *args, **kwargs)
         _check_arguments(self)
 
     def get_train_dataloader(self) -> DataLoader[Any]:

@@ -188,18 +188,18 @@ def _read(replicas: fx.Node, index: int, parameter: _Parameter, top: fx.Node) ->
 def _renewed(insertions: Sequence[Insertion], messages: Sequence[Message]) -> tuple[Insertion, ...]:
     """Each message in place of the first `sp.replicate` that went into it."""
     sent = {
-        cast(fx.Node, entry.args[0]).name: message
-        for message in messages
+        cast(fx.Node, entry.args[0]).name: at
+        for at, message in enumerate(messages)
         for parameter in message
         for entry in parameter.entries
     }
     renewed: dict[int, Insertion] = {}
     for number, insertion in enumerate(insertions):
-        message = sent.get(insertion.value) if insertion.op == "sp.replicate" else None
-        if message is None:
+        at = sent.get(insertion.value) if insertion.op == "sp.replicate" else None
+        if at is None:
             renewed[number] = insertion
-        else:
-            renewed.setdefault(-1 - messages.index(message), _insertion(message))
+        elif -1 - at not in renewed:
+            renewed[-1 - at] = _insertion(messages[at])
     return tuple(renewed.values())
 
 

@@ -18,13 +18,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import networkx as nx
 from torch import fx, nn
 from torch.fx.node import map_arg
 
 from sp.passes.fxtools import module_path, op_name
 from sp.passes.saved_tensors import checkpoint_of
+
+if TYPE_CHECKING:  # importing it takes longer than all of sp
+    import networkx as nx
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ def around(path: str, blocks: Collection[str]) -> str:
 
 def ordered(graph: fx.Graph, owners: dict[fx.Node, str]) -> Iterator[tuple[str, list[fx.Node]]]:
     """Blocks whole, the rest as it comes, such that each stands behind what it reads; changes `owners` where needed."""
+    import networkx as nx
+
     order = {node: at for at, node in enumerate(graph.nodes)}
     while circles := [found for found in nx.strongly_connected_components(_quotient(owners)) if len(found) > 1]:
         for circle in circles:
@@ -167,6 +172,8 @@ def _break(circle: Collection[str | fx.Node], owners: dict[fx.Node, str]) -> Non
 
 def _quotient(owners: Mapping[fx.Node, str]) -> nx.DiGraph[str | fx.Node]:
     """The graph with each block contracted to one vertex."""
+    import networkx as nx
+
     quotient: nx.DiGraph[str | fx.Node] = nx.DiGraph()
     for node, owner in owners.items():
         quotient.add_node(owner or node)

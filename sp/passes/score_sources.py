@@ -111,15 +111,27 @@ def is_gathered(operand: fx.Node, attention: fx.Node, placement: Placement) -> b
     )
 
 
-def differentiable(graph: fx.Graph) -> set[fx.Node]:
-    """What carries a gradient to a parameter, or to an input that asks for one."""
-    found = set[fx.Node]()
-    for node in graph.nodes:
-        value = tensor(node)
-        asks = node.op == "placeholder" and value is not None and value.requires_grad
-        if asks or is_parameter(node) or (node.op == "call_function" and is_differentiable(node, found)):
-            found.add(node)
-    return found
+def carries_gradient(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
+    """Whether it carries a gradient to a parameter, or to an input that asks for one.
+
+    Looks back from the node and no further: a graph has as many masks as attentions.  known: of nodes seen before."""
+    waiting = [node]
+    while waiting:
+        last = waiting[-1]
+        unknown = [operand for operand in last.all_input_nodes if operand not in known]
+        if last in known or not unknown:
+            known.setdefault(waiting.pop(), _carries(last, known))
+        else:
+            waiting += unknown
+    return known[node]
+
+
+def _carries(node: fx.Node, known: Mapping[fx.Node, bool]) -> bool:
+    value = tensor(node)
+    if node.op == "placeholder":
+        return value is not None and value.requires_grad
+    carrying = {operand for operand in node.all_input_nodes if known[operand]}
+    return is_parameter(node) or (node.op == "call_function" and is_differentiable(node, carrying))
 
 
 def descendants(node: fx.Node | None) -> set[fx.Node]:

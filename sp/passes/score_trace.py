@@ -29,7 +29,7 @@ from sp.passes.fxtools import (
 )
 from sp.passes.index_algebra import IndexAlgebra, Opaque, as_number, coordinate, is_condition
 from sp.passes.placements import carries_gradients
-from sp.passes.score_sources import LeafNode, Number, Size, Source, descendants, differentiable, filled, is_stored
+from sp.passes.score_sources import LeafNode, Number, Size, Source, carries_gradient, descendants, filled, is_stored
 from sp.program import Program
 from sp.runtime.scores.op_table import has_gradient, is_evaluable, takes_tensors
 from sp.score import LOOKUP, SCORE, Argument, Dtype, Leaf, Line, Name, Score, letters
@@ -62,7 +62,7 @@ class Tracer:
     numbers: dict[Source, Name] = field(default_factory=dict[Source, Name])
 
     def __post_init__(self) -> None:
-        self.differentiable = differentiable(self.program.graph)
+        self.gradients = dict[fx.Node, bool]()
         self.scored = descendants(self.score)
 
     @property
@@ -132,7 +132,7 @@ class Tracer:
         return self.source(LeafNode(node, frame, Leaf(form, self._trains(node))))
 
     def _trains(self, node: fx.Node) -> bool:
-        return node in self.differentiable
+        return carries_gradient(node, self.gradients)
 
     def source(self, source: Source) -> Name:
         if source not in self.numbers:

@@ -176,7 +176,7 @@ def add_parts(parts: Parts, dk_BGTD: Tensor, dv_BGTE: Tensor) -> None:
 
 def working_steps(plan: Plan, score: BoundScore | None) -> tuple[Step, ...]:
     """Those in which any rank has work: under a narrow window they end early, on all ranks at once."""
-    return plan.steps[: count_steps(plan) if score is None else score.count_steps()]
+    return tuple(plan.steps[: count_steps(plan) if score is None else score.count_steps()])
 
 
 def keys_of(plan: Plan, source: int) -> int:

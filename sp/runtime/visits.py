@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from sp.plan import Plan, Step, plan_of, there_and_back
+from sp.plan import Plan, Step, one_step, plan_of, there_and_back
 from sp.runtime.bits import as_bits, of_bits
 from sp.runtime.circle import Circle, Results
 from sp.runtime.kernels import Kernel
@@ -128,7 +128,7 @@ def _visits(plan: Plan, score: BoundScore | None, world: World) -> tuple[_Visit,
     count = len(working_steps(plan, score))
     visitors = [(world.rank + hop) % world.size for hop in range(1, count)]
     plans = [plan, *(plan_of(plan, visitor) for visitor in visitors)]
-    met = tuple(replace(each.steps[hop], source=each.rank) for hop, each in enumerate(plans))
+    met = tuple(Step(each.rank, one_step(each, world.rank).tiles) for each in plans)
     scores = {each.rank: None if score is None else replace(score, plan=each) for each in plans} | {world.rank: score}
     return tuple(
         _Visit(step.source, replace(step, source=world.rank), scores[step.source]) for step in there_and_back(met)

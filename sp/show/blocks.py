@@ -8,14 +8,17 @@ The outermost instances are tried first; inside of one that does not repeat, the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import networkx as nx
 from torch import fx
 
 from sp.program import Program
 from sp.show.homes import Home, family_of, find_homes, instance_at, plain_path
 from sp.show.naming import Naming
 from sp.show.repeats import Repeat, Unit, longest_repeat
+
+if TYPE_CHECKING:  # importing it takes longer than all of sp
+    import networkx as nx
 
 Item = fx.Node | Repeat
 
@@ -90,6 +93,8 @@ def _sorted(items: Iterator[Item], order: Mapping[fx.Node, int]) -> list[Item]:
 
     Contracting a repeat can close a circle: a node outside reads one unit and is read by another.  Such a repeat is
     opened again, which leaves all its nodes to stand for themselves."""
+    import networkx as nx
+
     parts = list(items)
     while True:
         quotient = _quotient(parts)
@@ -109,6 +114,8 @@ def _sorted(items: Iterator[Item], order: Mapping[fx.Node, int]) -> list[Item]:
 
 def _quotient(parts: Sequence[Item]) -> nx.DiGraph[int]:
     """The graph with each item contracted to one vertex."""
+    import networkx as nx
+
     owner = {node: index for index, part in enumerate(parts) for node in _members(part)}
     quotient: nx.DiGraph[int] = nx.DiGraph()
     quotient.add_nodes_from(range(len(parts)))

@@ -22,8 +22,8 @@ def byte_count(count: int) -> str:
 
 
 def percent(part: float) -> str:
-    """0.125 → `12.5 %`."""
-    return f"{100 * part:.1f} %"
+    """0.125 → `12.5 %`; of thousands of ranks 0.000977 → `0.0977 %`."""
+    return f"{100 * part:.1f} %" if part >= 0.01 or not part else f"{100 * part:.3g} %"
 
 
 def tokens(count: int) -> str:

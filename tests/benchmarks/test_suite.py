@@ -20,7 +20,7 @@ from sp.plan import Tile, make_plan
 
 SLOW = ("step", "memory", "memory_2d", "long", "compile", "masked", "window")  # many processes, or models that compile
 WITHOUT_BOUND = ("published",)  # which shows the published figure instead
-WITHOUT_CHART = ("bytes", "window", "masked", "published")
+WITHOUT_CHART = ("bytes", "window", "masked", "published", "imports")
 
 
 @pytest.mark.timeout(900)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from sp.crossing import Part
 from sp.layout import Run, find_layout
@@ -35,6 +34,8 @@ class Span:
 
     def local_range(self, rank: int) -> tuple[int, int]:
         """The local indices `(first, last + 1)` of this span in what `rank` holds of the whole sequence."""
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy, half a second
+
         start, stop = self.start, self.start + self.length
         # `Layout.local_range` recognises the ends of the sequence, and asks nothing about them.
         start = 0 if statically_known_true(start == 0) else start
