@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sp.costs import Estimates
 from sp.layout import find_layout
@@ -16,6 +17,9 @@ from sp.show.graph import print_program
 from sp.show.grid import plan_grid
 from sp.show.naming import Naming
 from sp.show.words import between, byte_count, percent, table, tokens
+
+if TYPE_CHECKING:
+    from sp.show.pictures.gallery import Gallery
 
 _COST_HEADERS = ("sent forward", "sent backward", "work per rank", "balance")
 
@@ -63,6 +67,26 @@ class Report:
         grids = (plan_grid(layout.name, mask, queries, world, keys, inner) for mask, queries, keys in kinds)
         return "\n\n".join([*head, *grids])
 
+    def to_html(self, path: str | Path | None = None, estimates: Estimates | None = None) -> str:
+        """One page of HTML: plans, work, bytes, and the graph before and after.  It loads nothing and fits into a mail.
+
+        path: where to write it as well.  estimates: of `sp.estimate`, to be shown; or else what "auto" has chosen by."""
+        return self._gallery.page(self._facts(), estimates or self.estimates, path)
+
+    def to_svg(self, name: str = "plan", path: str | Path | None = None, attention: int = 0) -> str:
+        """One picture: "plan", "tiles", "tokens" or "work", of the strategy beside ring, striped and zigzag.
+
+        attention: which, where the model has several kinds.  InputError where there is no such picture."""
+        return self._gallery.svg(name, attention, path)
+
+    def figure(self, name: str = "plan", attention: int = 0) -> Any:
+        """The same as a matplotlib figure: "plan", "tiles" or "work".  InputError where matplotlib is not installed."""
+        return self._gallery.figure(name, attention)
+
+    def _repr_html_(self) -> str:
+        """The page, framed, for notebooks."""
+        return self._gallery.framed(self._facts(), self.estimates)
+
     def insertions_table(self) -> str:
         """Every inserted op, one by one."""
         rows = [(each.op, each.value, each.why) for each in insertions(self.program)]
@@ -95,6 +119,12 @@ class Report:
         return attentions(self.program, self.lengths, self.world)
 
     @cached_property
+    def _gallery(self) -> Gallery:
+        from sp.show.pictures.gallery import Gallery  # here: only who wants pictures needs it
+
+        return Gallery(self.program, self.world, self.lengths, self.captured)
+
+    @cached_property
     def _gathered(self) -> list[int]:
         return gathered_bytes(self.program, self.lengths, self.world)
 
@@ -121,16 +151,18 @@ class Report:
         ]
 
     def _head(self) -> str:
+        return table(self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
         strategy = self.program.strategy
         sequences = [row for number in range(len(self.lengths)) for row in self._sequence_rows(number)]
-        rows = [
+        return [
             ("strategy", f"{strategy.name} = {strategy.layout} layout + {strategy.transport} transport"),
             ("world", f"{self.world} rank{'' if self.world == 1 else 's'}{self._axes()}"),
             *sequences,
             ("inputs", ", ".join(map(_port, self._inputs))),
             ("outputs", ", ".join(map(_port, self.program.outputs, self._gathered))),
         ]
-        return table(rows)
 
     def _axes(self) -> str:
         """Of a mesh of two axes."""

@@ -1,0 +1,95 @@
+"""Panels: everything that is drawn of one attention under one strategy, and beside it under those of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sp.layout import find_layout
+from sp.show.facts import Attention
+from sp.show.pictures.areas import rank_areas
+from sp.show.pictures.miniature import Miniature, make_miniature
+from sp.show.pictures.tiling import Setting, Tiling, chosen_ranks, make_tiling
+from sp.show.pictures.timeline import Timeline, in_step, totals
+from sp.strategy import STRATEGIES, Strategy
+
+BESIDE = ("ring", "striped", "zigzag")
+_IN_STEP = ("ring", "double_ring")  # transports
+
+
+@dataclass(frozen=True)
+class Panel:
+    """name: of the strategy.  own: whether it is the report's.  note: what is to be known about the matrix."""
+
+    name: str
+    own: bool
+    tiling: Tiling
+    timeline: Timeline
+    miniature: Miniature | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kind of attention, under several strategies.  where: the attentions of this kind."""
+
+    where: str
+    mask: str
+    queries: int
+    keys: int
+    world: int
+    panels: tuple[Panel, ...]
+
+
+def compare(found: Sequence[Attention], strategy: Strategy, world: int) -> list[Comparison]:
+    """One comparison for each kind of attention: of one mask, over sequences of the same lengths."""
+    kinds: dict[object, list[Attention]] = {}
+    for each in found:
+        kinds.setdefault((each.site.scores, each.queries, each.keys, each.site.transport), []).append(each)
+    return [_comparison(same, strategy, world) for same in kinds.values()]
+
+
+def _comparison(same: Sequence[Attention], strategy: Strategy, world: int) -> Comparison:
+    first = same[0]
+    own = _own(first, strategy, world)
+    others = BESIDE if first.site.transport != "merge" else ()
+    beside = [own if name == strategy.name else _beside(name, first, world) for name in others]
+    panels = beside if own in beside else [own, *beside]
+    where = ", ".join(each.where if each.count == 1 else f"{each.where} × {each.count}" for each in same)
+    return Comparison(where, first.site.scores, first.queries, first.keys, world, tuple(panels))
+
+
+def _beside(name: str, each: Attention, world: int) -> Panel:
+    """A strategy that is one ring."""
+    setting = Setting(STRATEGIES[name].layout, each.site.mask, each.queries, each.keys, world)
+    tiling = make_tiling(setting)
+    return Panel(name, False, tiling, _ring_timeline(setting, tiling), make_miniature(setting))
+
+
+def _own(each: Attention, strategy: Strategy, world: int) -> Panel:
+    setting, note = _setting(each, strategy, world)
+    tiling = make_tiling(setting)
+    if each.site.transport in _IN_STEP:
+        timeline = _ring_timeline(setting, tiling)
+    else:
+        timeline = totals(each.costs.area, chosen_ranks(world))
+    return Panel(strategy.name, True, tiling, timeline, make_miniature(setting), note)
+
+
+def _ring_timeline(setting: Setting, tiling: Tiling) -> Timeline:
+    """Step by step where every rank is drawn, else all steps together."""
+    if tiling.is_whole:
+        return in_step(tiling)
+    areas = rank_areas(setting.layout, setting.mask, setting.queries, setting.keys, setting.world)
+    return totals(areas, tiling.ranks)
+
+
+def _setting(each: Attention, strategy: Strategy, world: int) -> tuple[Setting, str]:
+    about, inner = (each.site.mask, each.queries, each.keys), strategy.shape[-1] if strategy.shape else None
+    if each.site.transport == "merge":
+        return Setting(strategy.layout, *about, world, local=True), "every rank has all queries, and its own keys"
+    if each.site.transport != "alltoall":
+        return Setting(strategy.layout, *about, world, inner), ""
+    layout, joined = find_layout(strategy.layout).nesting(world)
+    note = f"{joined} neighbours deal their heads: each has all their tokens, for its own heads"
+    return Setting(layout.name, *about, world // joined), note
