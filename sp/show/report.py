@@ -70,7 +70,7 @@ class Report:
     def to_html(self, path: str | Path | None = None, estimates: Estimates | None = None) -> str:
         """One page of HTML: plans, work, bytes, and the graph before and after.  It loads nothing and fits into a mail.
 
-        path: where to write it as well.  estimates: of `sp.estimate`, to be shown; or else what "auto" has chosen by."""
+        path: where to write it as well.  estimates: of `sp.estimate`, shown as well; default: those of "auto"."""
         return self._gallery.page(self._facts(), estimates or self.estimates, path)
 
     def to_svg(self, name: str = "plan", path: str | Path | None = None, attention: int = 0) -> str:

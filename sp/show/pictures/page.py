@@ -18,13 +18,14 @@ from sp.costs import Estimate, Estimates
 from sp.show.facts import Attention
 from sp.show.pictures.amounts import Amounts
 from sp.show.pictures.draw_edges import ROW, draw_edges
-from sp.show.pictures.draw_panel import draw_part, longest_of, verdict
+from sp.show.pictures.draw_panel import draw_part, longest_of
 from sp.show.pictures.elements import style, written
 from sp.show.pictures.panels import Comparison, Panel
 from sp.show.pictures.rows import Listing, Row
 from sp.show.words import byte_count, percent, tokens
 
 MOST_COMPARISONS = 4  # kinds of attention that are drawn
+WAITS = 0.02  # the share of time from which on waiting is a fault
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def _comparison(each: Comparison) -> Mapping[str, Any]:
     longest = longest_of(each)
     lengths = tokens(each.queries) if each.queries == each.keys else f"{tokens(each.queries)} to {tokens(each.keys)}"
     return {
-        "title": f"{each.mask} attention of {lengths}",
+        "title": f"{each.mask[:1].upper()}{each.mask[1:]} attention of {lengths}",
+        "advice": each.advice,
         "where": each.where,
         "note": _drawn(each.panels),
         "steps": [_step(first_step, last) for first_step, last in max((p.tiling.steps for p in each.panels), key=len)],
@@ -99,7 +101,9 @@ def _panel(panel: Panel, longest: float) -> Mapping[str, Any]:
         "name": panel.name,
         "own": panel.own,
         "note": panel.note,
-        "verdict": verdict(panel),
+        "length": f"{panel.timeline.length:.2f}",
+        "waits": panel.timeline.waiting >= WAITS,
+        "waiting": percent(panel.timeline.waiting),
         "parts": {part: written(draw_part(panel, longest, part)) for part in parts},
     }
 

@@ -15,6 +15,7 @@ from sp.strategy import STRATEGIES, Strategy
 
 BESIDE = ("ring", "striped", "zigzag")
 _IN_STEP = ("ring", "double_ring")  # transports
+_WORTH_SAYING = 1.02
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ class Comparison:
     keys: int
     world: int
     panels: tuple[Panel, ...]
+
+
+    @property
+    def own(self) -> Panel:
+        return next(panel for panel in self.panels if panel.own)
+
+    @property
+    def advice(self) -> str:
+        """Which of the strategies would wait less, as a sentence; empty where none does."""
+        least = min(panel.timeline.length for panel in self.panels)
+        best = next(panel for panel in self.panels if panel.timeline.length < _WORTH_SAYING * least)
+        own, other = self.own.timeline, best.timeline
+        if own.length < _WORTH_SAYING * other.length:
+            return ""
+        return f"{best.name} would do it in {other.length:.2f} instead of {own.length:.2f} even shares."
 
 
 def compare(found: Sequence[Attention], strategy: Strategy, world: int) -> list[Comparison]:

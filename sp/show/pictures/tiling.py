@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sp.layout import WHOLE
 from sp.mask import Band
-from sp.plan import Plan, make_local_plan, make_plan
+from sp.plan import Plan, make_local_plan, make_plan, make_step
 from sp.show.grid import WIDEST
 from sp.tile import Tile
 
@@ -76,28 +77,25 @@ def chosen_ranks(world: int) -> tuple[int, ...]:
 
 def make_tiling(setting: Setting) -> Tiling:
     """The blocks of the drawn ranks."""
-    ranks = chosen_ranks(setting.world)
-    steps = 1 if setting.local else len(ranks)
-    firsts = [group * setting.world // steps for group in range(steps)] if not setting.local else [0]
-    lasts = [following - 1 for following in firsts[1:]] + [0 if setting.local else setting.world - 1]
-    groups = tuple(zip(firsts, lasts, strict=True))
+    ranks, steps = chosen_ranks(setting.world), 1 if setting.local else setting.world
+    firsts = chosen_ranks(steps)  # as many groups of steps as ranks
+    groups = tuple(zip(firsts, [*(first - 1 for first in firsts[1:]), steps - 1], strict=True))
     blocks = (block for rank in ranks for block in _blocks(setting.plan(rank), ranks, groups))
     return Tiling(ranks, setting.world, groups, tuple(blocks))
 
 
-def _blocks(plan: Plan, ranks: tuple[int, ...], groups: tuple[tuple[int, int], ...]) -> Iterator[Block]:
-    queries, shown = plan.local[0], set(ranks)
-    found = [
-        Block(plan.rank, step.source, number, _group(number, groups), step.tiles, queries, _keys(plan, step.source))
-        for number, step in enumerate(plan.steps)
-        if step.source in shown
-    ]
-    yield from sorted(found, key=lambda block: block.source)
+def _blocks(plan: Plan, sources: tuple[int, ...], groups: tuple[tuple[int, int], ...]) -> Iterator[Block]:
+    """Only the steps that are drawn are worked out."""
+    queries = plan.local[0]
+    if plan.queries is WHOLE:
+        yield Block(plan.rank, plan.rank, 0, 0, plan.steps[0].tiles, queries, plan.local[1])
+        return
+    hops = {plan.source(plan.rank, hop): hop for hop in range(plan.world)}
+    for source in sources:
+        step = make_step(plan.layout, plan.mask, plan.length, plan.keys, plan.world, plan.rank, source)
+        hop, keys = hops[source], plan.layout.local_length(plan.keys, source, plan.world)
+        yield Block(plan.rank, source, hop, _group(hop, groups), step.tiles, queries, keys)
 
 
 def _group(step: int, groups: tuple[tuple[int, int], ...]) -> int:
     return next(group for group, (first, last) in enumerate(groups) if first <= step <= last)
-
-
-def _keys(plan: Plan, source: int) -> int:
-    return plan.layout.local_length(plan.keys, source, plan.world)

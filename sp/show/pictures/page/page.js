@@ -94,6 +94,10 @@
     svg.querySelectorAll(`[data-from="${number}"]`).forEach((each) => each.classList.add("off"));
     describe(graph, number);
   };
+  const zoom = document.getElementById("zoom");
+  zoom.addEventListener("input", () => {
+    for (const listing of document.querySelectorAll(".listing")) listing.style.zoom = `${zoom.value}%`;
+  });
   for (const graph of document.querySelectorAll(".graph")) {
     const number = Number(graph.dataset.graph);
     const buttons = [...graph.querySelectorAll(".listing button")];
@@ -111,5 +115,13 @@
       buttons[to].focus();
       choose(number, Number(buttons[to].dataset.row));
     });
+  }
+  // To begin with: the first attention of the rewritten graph.
+  const first = rows[1].findIndex((row) => row[1] === "attention");
+  if (first >= 0) {
+    choose(1, first);
+    const found = button(1, first);
+    const frame = found.closest(".scroll");
+    frame.scrollTop = found.offsetTop - frame.clientHeight / 2;
   }
 })();
