@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from sp.passes.fxtools import module_path, op_name, source_line
+from sp.passes.fxtools import UNKNOWN, module_path, op_name, source_line
 from sp.program import Port, Program
 from sp.show.blocks import Blocks, Item, Repeat
 from sp.show.expressions import Expressions
@@ -108,7 +108,7 @@ class _Rows:
             "" if placement is None else self.naming.text(str(placement)),
             _input(self.ports[node.name]) if is_input else self.expressions.call(node),
             self.reasons.why(node),
-            "" if is_input else source_line(node),
+            _source(node),
             module_path(node),
             self._reads(node.all_input_nodes),
             depth,
@@ -155,6 +155,11 @@ class _Rows:
             f"{first.nodes[at].name} is {last.nodes[at].name}" for at in read if last.nodes[at] in self.at
         )
         self.rows.append(Row(paths, "close", call=f"of the last one: {renamed}" if renamed else "", depth=depth))
+
+
+def _source(node: fx.Node) -> str:
+    line = "" if node.op == "placeholder" else source_line(node)
+    return "" if line == UNKNOWN else line
 
 
 def _input(port: Port) -> str:

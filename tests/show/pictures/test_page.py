@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -144,12 +145,20 @@ def test_model_without_attention() -> None:
         report.to_svg()
 
 
-@pytest.mark.parametrize(("world", "most"), [(8, 300_000), (64, 400_000)])
-def test_pages_are_small(world: int, most: int) -> None:
-    ids = torch.zeros(1, 1 << 14, dtype=torch.long, device="meta")
+def large_report(layers: int, world: int) -> Report:
+    ids = torch.zeros(1, 1 << 20, dtype=torch.long, device="meta")
     with torch.device("meta"):
-        model = Llama(LlamaConfig(layers=8, heads=2, kv_heads=1, width=32))
-    report = sp.inspect(model, (ids,), {"labels": ids}, world_size=world)
-    text = report.to_html()
-    assert len(text.encode()) < most
-    assert len(report._repr_html_()) < 2 * most
+        model = Llama(LlamaConfig(layers=layers, heads=2, kv_heads=1, width=32))
+    return sp.inspect(model, (ids,), {"labels": ids}, world_size=world)
+
+
+def test_pages_do_not_grow_with_layers_and_ranks(inspect: Inspect) -> None:
+    small, deep = inspect("llama").to_html(), large_report(6, 8)
+    assert len(deep.to_html()) < 1.1 * len(small)
+    assert len(replace(deep, world=64).to_html()) < 400_000
+    assert len(deep._repr_html_()) < 400_000
+
+
+@pytest.mark.slow
+def test_page_of_126_layers_on_1024_ranks() -> None:
+    assert len(large_report(126, 1024).to_html().encode()) < 500_000
