@@ -44,7 +44,10 @@ ARROWS = {
         "torch sympy networkx functorch",
     ),
     "weigh": (f"{FACTS} costs program passes", "torch sympy"),
-    "show": (f"{FACTS} costs program passes.fxtools passes.naming passes.capture", "torch sympy networkx tabulate jinja2 matplotlib"),
+    "show": (
+        f"{FACTS} costs program passes.fxtools passes.naming passes.capture",
+        "torch sympy networkx tabulate jinja2 matplotlib",
+    ),
     "testing": (f"{FACTS} mesh program show runtime passes", "torch sympy networkx"),
     "options": (f"{FACTS} costs passes", "torch"),
     "request": (f"{FACTS} caches passes", "torch"),

@@ -76,15 +76,17 @@ def _draw(panel: Panel, longest: float, part: str) -> tuple[Element, float]:
     if part == "work":
         return moved(0, 8, [draw_work(panel.timeline, panel.name, WIDTH, longest)]), bars_height(panel.timeline) + 8
     if part == "tiles":
-        return moved(LEFT, 2, [draw_tiles(panel.tiling), *_sides(panel.tiling.ranks)]), SIDE + 26
+        return moved(LEFT, 2, [draw_tiles(panel.tiling), *_sides(panel.unit, panel.tiling.ranks)]), SIDE + 26
     assert panel.miniature, f"there is nothing small to draw {part} of"
     if part == "tokens":
-        return moved(LEFT, 2, [draw_cells(panel.miniature, len(panel.tiling.steps)), *_sides(())]), SIDE + 26
-    title = label(0, 10, "which rank holds which token", "small")
+        return moved(
+            LEFT, 2, [draw_cells(panel.miniature, len(panel.tiling.steps)), *_sides(panel.unit, ())]
+        ), SIDE + 26
+    title = label(0, 10, f"which {panel.unit} holds which token", "small")
     return moved(LEFT, 0, [title, moved(0, 15, [draw_owners(panel.miniature.owners)])]), STRIP + 26
 
 
-def _sides(ranks: Sequence[int]) -> Iterator[Element]:
+def _sides(unit: str, ranks: Sequence[int]) -> Iterator[Element]:
     """The names of rows and columns."""
     cell = SIDE / max(len(ranks), 1)
     if not ranks or cell < _NAMED:
@@ -93,7 +95,7 @@ def _sides(ranks: Sequence[int]) -> Iterator[Element]:
         return
     for place, rank in enumerate(ranks):
         middle = (place + 0.5) * cell
-        yield label(-6, middle + 3.5, f"rank {rank}", "small", "end")
+        yield label(-6, middle + 3.5, f"{unit} {rank}", "small", "end")
         yield label(middle, SIDE + 13, str(rank), "small", "middle")
 
 

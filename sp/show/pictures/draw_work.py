@@ -10,7 +10,7 @@ from sp.show.pictures.timeline import Lane, Segment, Timeline
 
 _HIGH, _TALLEST = 120.0, 22.0  # pixels of all bars, and of one
 _LABELLED = 9.0
-LEFT = 42.0  # of the ranks' names
+LEFT = 50.0  # of the ranks' names
 
 
 def bars_height(timeline: Timeline) -> float:
@@ -52,7 +52,7 @@ def _segment(segment: Segment, top: float, high: float, scale: float, colour: st
     step = {} if segment.step is None else {"data-step": str(place)}
     if worked - start > 0.01:
         yield rectangle(start, top, worked - start, high, "work", fill=colour, **step)
-    if stop - worked > 0.6:
+    if stop - worked > 1.0:
         yield rectangle(worked + 0.4, top + 0.4, stop - worked - 0.8, high - 0.8, "wait", **step)
 
 

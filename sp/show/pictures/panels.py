@@ -20,13 +20,15 @@ _WORTH_SAYING = 1.02
 
 @dataclass(frozen=True)
 class Panel:
-    """name: of the strategy.  own: whether it is the report's.  note: what is to be known about the matrix."""
+    """name: of the strategy.  own: whether it is the report's.  unit: what a row of the matrix belongs to, a rank or a
+    group of them.  note: what is to be known about it."""
 
     name: str
     own: bool
     tiling: Tiling
     timeline: Timeline
     miniature: Miniature | None
+    unit: str = "rank"
     note: str = ""
 
 
@@ -40,7 +42,6 @@ class Comparison:
     keys: int
     world: int
     panels: tuple[Panel, ...]
-
 
     @property
     def own(self) -> Panel:
@@ -89,7 +90,8 @@ def _own(each: Attention, strategy: Strategy, world: int) -> Panel:
         timeline = _ring_timeline(setting, tiling)
     else:
         timeline = totals(each.costs.area, chosen_ranks(world))
-    return Panel(strategy.name, True, tiling, timeline, make_miniature(setting), note)
+    unit = "rank" if setting.world == world else "group"
+    return Panel(strategy.name, True, tiling, timeline, make_miniature(setting), unit, note)
 
 
 def _ring_timeline(setting: Setting, tiling: Tiling) -> Timeline:

@@ -36,7 +36,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chromium() -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = str(BROWSER)
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1440,900"):
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1440,900",
+    ):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))

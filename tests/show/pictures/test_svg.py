@@ -5,9 +5,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 import sp
 from sp.mask import CAUSAL
+from sp.models import Llama, LlamaConfig
 from sp.plan import make_plan
 from sp.show import Report
 from sp.show.pictures.colours import is_dark, ramp
@@ -39,6 +41,14 @@ def test_tiles_are_those_of_the_plans(inspect: Inspect) -> None:
             assert sum(int(block.attrib["data-pairs"]) for block in mine) == plan.area
             drawn = sum(len(block.findall(f"{SVG}polygon")) for block in mine)
             assert drawn == sum(len(step.tiles) for step in plan.steps)
+
+
+def test_the_picture_of_the_readme_is_what_the_report_draws(golden_page: Callable[[str, str], None]) -> None:
+    ids = torch.zeros(1, 4096, dtype=torch.long)
+    report = sp.inspect(Llama(LlamaConfig(layers=2)), (ids,), {"labels": ids}, strategy="striped", world_size=4)
+    svg = report.to_svg("plan")
+    assert len(svg) < 60_000
+    golden_page("docs/pictures/striped.svg", svg)
 
 
 def test_ring_waits_and_striped_does_not(inspect: Inspect) -> None:

@@ -80,6 +80,19 @@
     if (readers[graph][number].length) list.append(make("dt", "read by"), links(graph, readers[graph][number]));
     details.replaceChildren(make("h4", name), list);
   };
+  // The same value in the other graph: of the same name, or the attention that stands for this one.
+  const twinOf = (graph, number) => {
+    const [name, kind] = rows[graph][number];
+    const others = rows[1 - graph];
+    if (kind !== "attention") return others.findIndex((row) => row[0] === name && row[1] !== "open" && row[1] !== "close");
+    const place = rows[graph].slice(0, number).filter((row) => row[1] === "attention").length;
+    return others.findIndex((row, at) => row[1] === "attention" && others.slice(0, at).filter((each) => each[1] === "attention").length === place);
+  };
+  const show = (found) => {
+    const frame = found.closest(".scroll");
+    const top = found.getBoundingClientRect().top - frame.getBoundingClientRect().top;
+    if (top < 0 || top > frame.clientHeight - 30) frame.scrollTop += top - frame.clientHeight / 2;
+  };
   const choose = (graph, number) => {
     document.querySelectorAll(".chosen, .reads, .readers, .twin").forEach((each) => each.classList.remove("chosen", "reads", "readers", "twin"));
     document.querySelectorAll(".edge.on, .edge.off").forEach((each) => each.classList.remove("on", "off"));
@@ -87,8 +100,11 @@
     mark(number, "chosen");
     rows[graph][number][8].forEach((row) => mark(row, "reads"));
     readers[graph][number].forEach((row) => mark(row, "readers"));
-    const twin = rows[1 - graph].findIndex((row) => row[0] === rows[graph][number][0] && row[1] !== "open" && row[1] !== "close");
-    if (twin >= 0) mark(twin, "twin", 1 - graph);
+    const twin = twinOf(graph, number);
+    if (twin >= 0) {
+      mark(twin, "twin", 1 - graph);
+      show(button(1 - graph, twin));
+    }
     const svg = document.querySelector(`[data-graph="${graph}"] svg`);
     svg.querySelectorAll(`[data-to="${number}"]`).forEach((each) => each.classList.add("on"));
     svg.querySelectorAll(`[data-from="${number}"]`).forEach((each) => each.classList.add("off"));
@@ -119,9 +135,7 @@
   // To begin with: the first attention of the rewritten graph.
   const first = rows[1].findIndex((row) => row[1] === "attention");
   if (first >= 0) {
+    show(button(1, first));
     choose(1, first);
-    const found = button(1, first);
-    const frame = found.closest(".scroll");
-    frame.scrollTop = found.offsetTop - frame.clientHeight / 2;
   }
 })();
