@@ -143,8 +143,9 @@ def test_it_fits_and_can_be_read(browser: Any, scheme: str, width: int) -> None:
 # The least contrast of text and ground among kinds of text, ground being the nearest one that is not transparent.
 CONTRAST = """
 const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
-const light = (colour) => channels(colour).slice(0, 3).map((c) => c / 255)
-  .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4).reduce((a, c, i) => a + c * [0.2126, 0.7152, 0.0722][i], 0);
+const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+const light = (colour) => channels(colour).slice(0, 3)
+  .reduce((sum, c, i) => sum + linear(c / 255) * [0.2126, 0.7152, 0.0722][i], 0);
 const ground = (element) => {
   for (; element; element = element.parentElement) {
     const colour = getComputedStyle(element).backgroundColor;
@@ -152,8 +153,8 @@ const ground = (element) => {
   }
   return getComputedStyle(document.body).backgroundColor;
 };
-const kinds = "h1, h2, .lead, .facts dt, .facts dd, .verdict, .verdict b, .badge, .brand, .legend, td, th, .listing li b, " +
-  ".listing i, .listing em, .listing code, .listing span, .details dt, .details dd, .details button";
+const kinds = "h1, h2, .lead, .facts dt, .facts dd, .verdict, .verdict b, .badge, .brand, .legend, td, th, " +
+  ".listing li b, .listing i, .listing em, .listing code, .listing span, .details dt, .details dd, .details button";
 return Math.min(...[...document.querySelectorAll(kinds)].map((each) => {
   const [a, b] = [light(getComputedStyle(each).color), light(ground(each))].sort((x, y) => y - x);
   return (a + 0.05) / (b + 0.05);

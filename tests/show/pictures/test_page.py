@@ -58,7 +58,8 @@ def test_it_loads_nothing(inspect: Inspect) -> None:
         assert not [name for name in attributes if name.startswith("on")], tag
         assert (attributes.get("href") or "#").startswith("#")
     (policy,) = [each["content"] for tag, each in page.tags if tag == "meta" and "http-equiv" in each]
-    assert policy and policy.startswith("default-src 'none'")
+    assert policy
+    assert policy.startswith("default-src 'none'")
     assert not re.search(r"url\(|@import", "".join(page.text["style"]))
 
 
