@@ -195,7 +195,8 @@ def test_table_has_layers() -> None:
 def test_import_touches_no_group_and_no_device() -> None:
     code = (
         "import sp, torch; assert sp.__file__, 'sp/__init__.py is missing';"
-        "assert not torch.distributed.is_initialized(); assert not torch.cuda.is_initialized()"
+        "assert not torch.distributed.is_initialized(); assert not torch.cuda.is_initialized();"
+        "import sys; assert not {'sp.show.pictures', 'matplotlib'} & set(sys.modules), 'pictures wait to be asked for'"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
