@@ -175,7 +175,7 @@ def _replicas(graph: fx.Graph) -> dict[fx.Node, tuple[str, fx.Node]]:
             parameters = node.args[0]
             assert isinstance(parameters, (list, tuple))
             for item in node.users:
-                parameter = parameters[item.args[1]]  # type: ignore[index]
+                parameter = parameters[item.args[1]]
                 assert isinstance(parameter, fx.Node)
                 found[item] = str(parameter.target).removeprefix("model."), node
     return found
