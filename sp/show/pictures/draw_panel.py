@@ -31,10 +31,12 @@ def draw_comparison(comparison: Comparison, name: str) -> Element:
     columns = [_column(panel, longest, PICTURES[name]) for panel in comparison.panels]
     high = max(height for _, height in columns)
     placed = [moved(_GAP + place * (WIDTH + _GAP), 18, [column]) for place, (column, _) in enumerate(columns)]
-    footer = [label(_GAP, high + 34 + 14 * row, line, "small") for row, line in enumerate(_footer(comparison, name))]
+    lines = list(_footer(comparison, name))
+    footer = [label(_GAP, high + 34 + 14 * row, line, "small") for row, line in enumerate(lines)]
     title = f"{comparison.mask} attention of {tokens(comparison.queries)} on {comparison.world} ranks"
     text = "; ".join(map(sentence, comparison.panels))
-    return picture(len(columns) * (WIDTH + _GAP) + _GAP, high + 58, title, text, [*placed, *footer])
+    high += 30 + 14 * len(lines)
+    return picture(len(columns) * (WIDTH + _GAP) + _GAP, high, title, text, [*placed, *footer])
 
 
 def draw_part(panel: Panel, longest: float, part: str) -> Element:
@@ -100,9 +102,8 @@ def _sides(unit: str, ranks: Sequence[int]) -> Iterator[Element]:
 
 
 def _footer(comparison: Comparison, name: str) -> Iterator[str]:
-    tiling = comparison.panels[-1].tiling
     if name != "work":
         yield "Rows: queries of a rank.  Columns: the rank whose keys they meet.  Colour and number: in which step."
-    some = "" if tiling.is_whole else f"  {len(tiling.ranks)} of {tiling.world:,} ranks are drawn, evenly chosen."
     if name in ("plan", "work"):
-        yield f"Bars: filled while a rank computes, dashed while it waits for the slowest.{some}"
+        yield "Bars: filled while a rank computes, dashed while it waits for the slowest."
+    yield from comparison.notes

@@ -88,7 +88,7 @@ def _comparison(each: Comparison) -> Mapping[str, Any]:
         "title": f"{each.mask[:1].upper()}{each.mask[1:]} attention of {lengths}",
         "advice": each.advice,
         "where": each.where,
-        "note": _drawn(each.panels),
+        "notes": each.notes,
         "steps": [_step(first_step, last) for first_step, last in max((p.tiling.steps for p in each.panels), key=len)],
         "has_tokens": any(panel.miniature for panel in each.panels),
         "panels": [_panel(panel, longest) for panel in each.panels],
@@ -106,13 +106,6 @@ def _panel(panel: Panel, longest: float) -> Mapping[str, Any]:
         "waiting": percent(panel.timeline.waiting),
         "parts": {part: written(draw_part(panel, longest, part)) for part in parts},
     }
-
-
-def _drawn(panels: Sequence[Panel]) -> str:
-    tiling = panels[-1].tiling
-    if tiling.is_whole:
-        return ""
-    return f"{len(tiling.ranks)} of {tiling.world:,} ranks are drawn, evenly chosen, and their steps in as many groups."
 
 
 def _step(first: int, last: int) -> str:

@@ -34,13 +34,15 @@ class Panel:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One kind of attention, under several strategies.  where: the attentions of this kind."""
+    """One kind of attention, under several strategies.  where: the attentions of this kind.  of_data: whether what is
+    drawn is not all that hides keys."""
 
     where: str
     mask: str
     queries: int
     keys: int
     world: int
+    of_data: bool
     panels: tuple[Panel, ...]
 
     @property
@@ -48,12 +50,22 @@ class Comparison:
         return next(panel for panel in self.panels if panel.own)
 
     @property
+    def notes(self) -> list[str]:
+        """What is not in the picture, as sentences."""
+        tiling, found = self.panels[-1].tiling, list[str]()
+        if not tiling.is_whole:
+            found.append(f"{len(tiling.ranks)} of {tiling.world:,} ranks are drawn, evenly chosen.")
+        if self.of_data:
+            found.append("Masks of data hide more when the model runs: blocks that they hide are skipped.")
+        return found
+
+    @property
     def advice(self) -> str:
         """Which of the strategies would wait less, as a sentence; empty where none does."""
         least = min(panel.timeline.length for panel in self.panels)
         best = next(panel for panel in self.panels if panel.timeline.length < _WORTH_SAYING * least)
         own, other = self.own.timeline, best.timeline
-        if own.length < _WORTH_SAYING * other.length:
+        if self.of_data or own.length < _WORTH_SAYING * other.length:
             return ""
         return f"{best.name} would do it in {other.length:.2f} instead of {own.length:.2f} even shares."
 
@@ -73,7 +85,8 @@ def _comparison(same: Sequence[Attention], strategy: Strategy, world: int) -> Co
     beside = [own if name == strategy.name else _beside(name, first, world) for name in others]
     panels = beside if own in beside else [own, *beside]
     where = ", ".join(each.where if each.count == 1 else f"{each.where} × {each.count}" for each in same)
-    return Comparison(where, first.site.scores, first.queries, first.keys, world, tuple(panels))
+    of_data = bool(first.site.score.visible or first.site.score.bias)
+    return Comparison(where, first.site.scores, first.queries, first.keys, world, of_data, tuple(panels))
 
 
 def _beside(name: str, each: Attention, world: int) -> Panel:

@@ -154,7 +154,7 @@ def large_report(layers: int, world: int) -> Report:
 
 
 def test_pages_do_not_grow_with_layers_and_ranks(inspect: Inspect) -> None:
-    small, deep = inspect("llama").to_html(), large_report(6, 8)
+    small, deep = inspect("llama").to_html(), large_report(4, 8)
     assert len(deep.to_html()) < 1.1 * len(small)
     assert len(replace(deep, world=64).to_html()) < 400_000
     assert len(deep._repr_html_()) < 400_000

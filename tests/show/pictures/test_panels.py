@@ -56,10 +56,28 @@ def test_each_kind_has_its_own_picture() -> None:
     assert report.to_html().count('class="plan"') == 3
 
 
+def test_what_masks_of_data_hide_is_said_and_not_drawn() -> None:
+    class Padded(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            x = x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+            return scaled_dot_product_attention(x, x, x, attn_mask=mask[:, None, None, :])
+
+    inputs = torch.randn(1, 24, HEADS * WIDTH), torch.ones(1, 24, dtype=torch.bool)
+    report = sp.inspect(Padded(), inputs, strategy="ring", world_size=3)
+    (comparison,) = comparisons(report)
+    assert comparison.of_data
+    (note,) = comparison.notes
+    assert note.startswith("Masks of data hide more when the model runs")
+    assert note in report.to_html()
+    assert note in report.to_svg("tiles")
+    assert comparison.advice == ""
+
+
 def test_a_world_of_one(inspect: Inspect) -> None:
     (comparison,) = comparisons(inspect("llama", strategy="ring", world=1))
     assert [panel.timeline.length for panel in comparison.panels] == [1.0, 1.0, 1.0]
     assert comparison.advice == ""
+    assert comparison.notes == []
     assert 'max="0"' in inspect("llama", strategy="ring", world=1).to_html()
 
 
