@@ -9,7 +9,7 @@ from sp.show.pictures.draw_tiles import SIDE, STRIP, draw_cells, draw_owners, dr
 from sp.show.pictures.draw_work import LEFT, bars_height, draw_work
 from sp.show.pictures.elements import Element, element, label, moved, picture
 from sp.show.pictures.panels import Comparison, Panel
-from sp.show.words import percent, tokens
+from sp.show.words import percent
 
 # name of a picture → its parts, from top to bottom
 PICTURES = {
@@ -33,7 +33,7 @@ def draw_comparison(comparison: Comparison, name: str) -> Element:
     placed = [moved(_GAP + place * (WIDTH + _GAP), 18, [column]) for place, (column, _) in enumerate(columns)]
     lines = list(_footer(comparison, name))
     footer = [label(_GAP, high + 34 + 14 * row, line, "small") for row, line in enumerate(lines)]
-    title = f"{comparison.mask} attention of {tokens(comparison.queries)} on {comparison.world} ranks"
+    title = f"{comparison.title}, on {comparison.world} ranks"
     text = "; ".join(map(sentence, comparison.panels))
     high += 30 + 14 * len(lines)
     return picture(len(columns) * (WIDTH + _GAP) + _GAP, high, title, text, [*placed, *footer])

@@ -22,7 +22,7 @@ from sp.show.pictures.draw_panel import draw_part, longest_of
 from sp.show.pictures.elements import style, written
 from sp.show.pictures.panels import Comparison, Panel
 from sp.show.pictures.rows import Listing, Row
-from sp.show.words import byte_count, percent, tokens
+from sp.show.words import byte_count, percent
 
 MOST_COMPARISONS = 4  # kinds of attention that are drawn
 WAITS = 0.02  # the share of time from which on waiting is a fault
@@ -83,9 +83,8 @@ def _file(name: str) -> str:
 
 def _comparison(each: Comparison) -> Mapping[str, Any]:
     longest = longest_of(each)
-    lengths = tokens(each.queries) if each.queries == each.keys else f"{tokens(each.queries)} to {tokens(each.keys)}"
     return {
-        "title": f"{each.mask[:1].upper()}{each.mask[1:]} attention of {lengths}",
+        "title": f"A{each.title[1:]}",
         "advice": each.advice,
         "where": each.where,
         "notes": each.notes,

@@ -11,6 +11,7 @@ from sp.show.pictures.areas import rank_areas
 from sp.show.pictures.miniature import Miniature, make_miniature
 from sp.show.pictures.tiling import Setting, Tiling, chosen_ranks, make_tiling
 from sp.show.pictures.timeline import Timeline, in_step, totals
+from sp.show.words import tokens
 from sp.strategy import STRATEGIES, Strategy
 
 BESIDE = ("ring", "striped", "zigzag")
@@ -44,6 +45,12 @@ class Comparison:
     world: int
     of_data: bool
     panels: tuple[Panel, ...]
+
+    @property
+    def title(self) -> str:
+        """`attention of 4,096 tokens, causal`."""
+        other = "" if self.queries == self.keys else f" to {tokens(self.keys)}"
+        return f"attention of {tokens(self.queries)}{other}, {self.mask}"
 
     @property
     def own(self) -> Panel:
