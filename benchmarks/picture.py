@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import Samples
+from sp.show.pictures.colours import STRATEGIES
 
-# Of the strategies, the same in every picture; others take the rest in turn.
-COLOURS = {
-    "ring": "#c44e52",
-    "striped": "#4c72b0",
-    "zigzag": "#55a868",
-    "allgather": "#8172b3",
-    "ulysses": "#dd8452",
-}
 APART = 1.015  # of one series to the next, so that equal figures do not hide each other
+# Of series that are no strategies, in turn.
 OTHERS = ("#8c8c8c", "#937860", "#da8bc3", "#64b5cd", "#ccb974")
 
 
@@ -53,7 +47,7 @@ def draw(chart: Chart, path: Path, footer: str) -> Path:
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     rest = iter(OTHERS * len(chart.series))
     for number, series in enumerate(chart.series):
-        colour = COLOURS.get(series.name) or next(rest)
+        colour = STRATEGIES.get(series.name) or next(rest)
         (_bars if _has_words(chart) else _line)(axes, chart, number, colour)
     axes.set_title(chart.title, fontsize="medium")
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label, ylim=(0, None))
@@ -89,7 +83,7 @@ def _bars(axes: Any, chart: Chart, number: int, colour: str) -> None:
     series, width = chart.series[number], 0.8 / len(chart.series)
     heights, spread = _heights(series.figures)
     places = [at + (number - (len(chart.series) - 1) / 2) * width for at in range(len(chart.x))]
-    colours = [COLOURS.get(str(x), colour) for x in chart.x] if len(chart.series) == 1 else colour
+    colours = [STRATEGIES.get(str(x), colour) for x in chart.x] if len(chart.series) == 1 else colour
     axes.bar(places, heights, width * 0.8, yerr=spread, label=series.name, color=colours, capsize=3)
     for place, bound in zip(places, series.bounds, strict=False):
         if bound is not None:

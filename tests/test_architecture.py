@@ -52,7 +52,10 @@ ARROWS = {
         "torch sympy networkx functorch",
     ),
     "weigh": (f"{FACTS} costs program passes", "torch sympy"),
-    "show": (f"{FACTS} costs program passes.fxtools passes.naming passes.capture", "torch sympy networkx tabulate"),
+    "show": (
+        f"{FACTS} costs program passes.fxtools passes.naming passes.capture",
+        "torch sympy networkx tabulate jinja2 matplotlib",
+    ),
     "testing": (f"{FACTS} mesh program show runtime passes", "torch sympy networkx"),
     "options": (f"{FACTS} costs passes", "torch"),
     "request": (f"{FACTS} caches devices granted passes", "torch"),
@@ -205,7 +208,8 @@ def test_table_has_layers() -> None:
 def test_import_touches_no_group_and_no_device() -> None:
     code = (
         "import sp, torch; assert sp.__file__, 'sp/__init__.py is missing';"
-        "assert not torch.distributed.is_initialized(); assert not torch.cuda.is_initialized()"
+        "assert not torch.distributed.is_initialized(); assert not torch.cuda.is_initialized();"
+        "import sys; assert not {'sp.show.pictures', 'matplotlib'} & set(sys.modules), 'pictures wait to be asked for'"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,7 @@ class LocalGraph:
     ) -> fx.Node:
         """An op of the compiler's own, for the sake of `node`."""
         made = self.place(self.copy(node, op, args, {}, op._opname), placement)
+        made.meta["why"] = why
         self.insertions[made.name] = Insertion(f"{op.namespace}.{op._opname}", node.name, why)
         return made
 

@@ -158,7 +158,7 @@ def _send(message: Message, start: fx.Node, order: Mapping[fx.Node, int]) -> Non
     promise.meta = {**meta, "val": [values[0].new_empty(size, dtype=wide) for size in _ticket_sizes(values)]}
     with graph.inserting_before(min(tops.values(), key=order.__getitem__)):
         replicas = graph.create_node("call_function", ops.replicate_all, (xs, promise, AXIS), name="replicate_all")
-    replicas.meta = {**meta, "val": values}
+    replicas.meta = {**meta, "val": values, "why": _insertion(message).why}
     for index, (parameter, top) in enumerate(tops.items()):
         _read(replicas, index, parameter, top)
 

@@ -20,11 +20,13 @@ _IDLE = {"pin_memory": (None, False), "layout": (None, torch.strided)}
 
 
 class Expressions:
-    """Writes the nodes of one program.  Parameters stand as their path, sizes read from inputs as what they are."""
+    """Writes the nodes of one program.  Parameters stand as their path, sizes read from inputs as what they are.
 
-    def __init__(self, program: Program, naming: Naming) -> None:
+    also: other nodes that need no line of their own, and what stands in their place."""
+
+    def __init__(self, program: Program, naming: Naming, also: Mapping[fx.Node, str] | None = None) -> None:
         self.naming = naming
-        self._inline: dict[fx.Node, str] = _parameters(program.graph)
+        self._inline: dict[fx.Node, str] = {**_parameters(program.graph), **(also or {})}
         self._inline |= {node: naming.size(size) for node, size in _sizes(program).items()}
 
     def is_inline(self, node: fx.Node) -> bool:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sp.costs import Estimates
 from sp.layout import find_layout
 from sp.program import Port, Program
 from sp.show.choice import choice_dict, choice_text
+from sp.show.entries import attention_dict, attention_row, port_dict, port_text
 from sp.show.facts import Attention, attentions, insertion_kinds, insertions
 from sp.show.gathers import gathered_bytes
 from sp.show.graph import print_program
 from sp.show.grid import plan_grid
 from sp.show.naming import Naming
-from sp.show.words import between, byte_count, percent, table, tokens
+from sp.show.words import between, byte_count, table, tokens
+
+if TYPE_CHECKING:
+    from sp.show.pictures.gallery import Gallery
 
 _COST_HEADERS = ("sent forward", "sent backward", "work per rank", "balance")
 
@@ -63,6 +68,26 @@ class Report:
         grids = (plan_grid(layout.name, mask, queries, world, keys, inner) for mask, queries, keys in kinds)
         return "\n\n".join([*head, *grids])
 
+    def to_html(self, path: str | Path | None = None, estimates: Estimates | None = None) -> str:
+        """One page of HTML: plans, work, bytes, and the graph before and after.  It loads nothing and fits into a mail.
+
+        path: where to write it as well.  estimates: of `sp.estimate`, shown as well; default: those of "auto"."""
+        return self._gallery.page(self._facts(), estimates or self.estimates, path)
+
+    def to_svg(self, name: str = "plan", path: str | Path | None = None, attention: int = 0) -> str:
+        """One picture: "plan", "tiles", "tokens" or "work", of the strategy beside ring, striped and zigzag.
+
+        attention: which, where the model has several kinds.  InputError where there is no such picture."""
+        return self._gallery.svg(name, attention, path)
+
+    def figure(self, name: str = "plan", attention: int = 0) -> Any:
+        """The same as a matplotlib figure: "plan", "tiles" or "work".  InputError where matplotlib is not installed."""
+        return self._gallery.figure(name, attention)
+
+    def _repr_html_(self) -> str:
+        """The page, framed, for notebooks."""
+        return self._gallery.framed(self._facts(), self.estimates)
+
     def insertions_table(self) -> str:
         """Every inserted op, one by one."""
         rows = [(each.op, each.value, each.why) for each in insertions(self.program)]
@@ -80,12 +105,12 @@ class Report:
             "length": self.length,
             "local_lengths": self._local_lengths(self.length),
             "lengths": list(self.lengths),
-            "inputs": [_port_dict(port) for port in self._inputs],
+            "inputs": [port_dict(port) for port in self._inputs],
             "outputs": [
-                {**_port_dict(port), "gathered": size}
+                {**port_dict(port), "gathered": size}
                 for port, size in zip(self.program.outputs, self._gathered, strict=True)
             ],
-            "attentions": [_attention_dict(each) for each in self._attentions],
+            "attentions": [attention_dict(each) for each in self._attentions],
             "insertions": [vars(each) for each in insertion_kinds(self.program)],
             "history": [{"stage": note.stage, "text": self._naming.text(note.text)} for note in self.program.history],
         }
@@ -93,6 +118,12 @@ class Report:
     @cached_property
     def _attentions(self) -> list[Attention]:
         return attentions(self.program, self.lengths, self.world)
+
+    @cached_property
+    def _gallery(self) -> Gallery:
+        from sp.show.pictures.gallery import Gallery  # here: only who wants pictures needs it
+
+        return Gallery(self.program, self.world, self.lengths, self.captured)
 
     @cached_property
     def _gathered(self) -> list[int]:
@@ -121,16 +152,18 @@ class Report:
         ]
 
     def _head(self) -> str:
+        return table(self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
         strategy = self.program.strategy
         sequences = [row for number in range(len(self.lengths)) for row in self._sequence_rows(number)]
-        rows = [
+        return [
             ("strategy", f"{strategy.name} = {strategy.layout} layout + {strategy.transport} transport"),
             ("world", f"{self.world} rank{'' if self.world == 1 else 's'}{self._axes()}"),
             *sequences,
-            ("inputs", ", ".join(map(_port, self._inputs))),
-            ("outputs", ", ".join(map(_port, self.program.outputs, self._gathered))),
+            ("inputs", ", ".join(map(port_text, self._inputs))),
+            ("outputs", ", ".join(map(port_text, self.program.outputs, self._gathered))),
         ]
-        return table(rows)
 
     def _axes(self) -> str:
         """Of a mesh of two axes."""
@@ -145,7 +178,7 @@ class Report:
         if not self._attentions:
             return "no attention along the sequence"
         headers = ("attention", "mask", "heads", "kernel", *_COST_HEADERS, "why")
-        rows = [_attention_row(each) for each in self._attentions]
+        rows = [attention_row(each) for each in self._attentions]
         forward = sum(each.count * max(each.costs.forward) for each in self._attentions)
         backward = sum(each.count * max(each.costs.backward) for each in self._attentions)
         total = f"{byte_count(forward)} forward and {byte_count(backward)} backward"
@@ -169,49 +202,3 @@ class Report:
     def _history(self) -> str:
         rows = [(note.stage, self._naming.text(note.text)) for note in self.program.history]
         return table(rows, ("pass", "what it did"))
-
-
-def _attention_row(each: Attention) -> tuple[str, ...]:
-    site, costs = each.site, each.costs
-    where = each.where if each.count == 1 else f"{each.where} × {each.count}"
-    heads = str(site.heads) if site.heads == site.kv_heads else f"{site.heads} / {site.kv_heads} kv"
-    total = sum(costs.area)
-    shares = (min(costs.area) / total, 1 / len(costs.area), max(costs.area) / total)
-    work = " / ".join(percent(share).removesuffix(" %") for share in shares) + " %"
-    pairs = zip((costs.forward, costs.backward), costs.visited, strict=True)
-    sent = (byte_count(max(bytes_)) + " (q)" * visited for bytes_, visited in pairs)
-    return where, site.scores, heads, site.kernel, *sent, work, percent(costs.balance), site.why
-
-
-def _attention_dict(each: Attention) -> dict[str, Any]:
-    site, costs = each.site, each.costs
-    return {
-        "where": each.where,
-        "count": each.count,
-        "source": site.source,
-        "mask": str(site.mask),
-        "score": str(site.score),
-        "words": list(site.words),
-        "heads": site.heads,
-        "kv_heads": site.kv_heads,
-        "kernel": site.kernel,
-        "why": site.why,
-        "area": list(costs.area),
-        "balance": costs.balance,
-        "sent_forward": list(costs.forward),
-        "sent_backward": list(costs.backward),
-        "outer_forward": list(costs.outer_forward),
-        "outer_backward": list(costs.outer_backward),
-        "queries_travel": list(costs.visited),
-    }
-
-
-def _port(port: Port, gathered: int = 0) -> str:
-    if port.dim is None:
-        return f"{port.name} (no sequence)"
-    cost = f", {byte_count(gathered)} gathered" if gathered else ""
-    return f"{port.name} ({'local' if port.local else 'global'}, dim {port.dim}{cost})"
-
-
-def _port_dict(port: Port) -> dict[str, Any]:
-    return {"name": port.name, "dim": port.dim, "local": port.local}
