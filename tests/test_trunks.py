@@ -218,6 +218,27 @@ def test_a_chain_of_layers() -> None:
         assert gathered == [False, False, True]
 
 
+class Turned(Trunk):
+    """Takes, beside hidden states, something else for each token."""
+
+    def forward(self, x: Tensor, turn: Tensor) -> Tensor:
+        return super().forward(x * turn)
+
+
+def test_a_chain_whose_layers_take_another_sequence_is_refused() -> None:
+    """It is whole, and what the layers hand on is not."""
+    layers, x = nn.ModuleList(Turned(False) for _ in range(2)).double(), torch.randn(1, 8, 16, dtype=torch.float64)
+
+    def rank(group: dist.ProcessGroup) -> str:
+        first, second = sp.parallelize_chain(copy.deepcopy(layers), mesh=group, compile=False)
+        with pytest.raises(sp.InputError) as caught:
+            second(first(x, x.sin()), x.sin())
+        return str(caught.value)
+
+    for message in run_ranks(2, rank):
+        assert "inputs='local' with sequences of different lengths: x [1, 4, 16], turn [1, 8, 16]" in message
+
+
 def test_an_empty_chain() -> None:
     with pytest.raises(sp.StrategyError, match="no layers to parallelize"):
         sp.parallelize_chain([])

@@ -1,13 +1,13 @@
 """A trunk inside of a model under DDP, FSDP and ZeRO-1, in real processes: gradients of the mean over the replicas."""
 
 import copy
-from typing import cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -30,22 +30,24 @@ def gradients(model: nn.Module) -> Found:
     }
 
 
-def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Over the replicas: the trunk, another part, and what is left."""
+def shard(model: Any, mesh: DeviceMesh, factor: int) -> None:
+    """The trunk, another part, and what is left."""
     for module in (model.encoder, model.decoder, model):
-        fully_shard(module, mesh=mesh["dp"])  # type: ignore[arg-type]
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)
-            module.set_gradient_divide_factor(2.0)
+        fully_shard(module, mesh=mesh)
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(float(factor))
 
 
 def step(kind: str) -> Found:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
-    model = made()
-    model.encoder = sp.parallelize(cast(nn.Module, model.encoder), mesh=mesh["sp"], compile=False)
+    model: Any = made()
+    sync = kind != "fsdp over all"
+    model.encoder = sp.parallelize(model.encoder, mesh=mesh["sp"], sync_gradients=sync, compile=False)
     if kind == "fsdp":
-        shard(model, mesh)
+        shard(model, mesh["dp"], 2)
+    elif kind == "fsdp over all":  # the ranks of a sequence have parts of the trunk's gradients, and all of the others
+        shard(model, mesh._flatten("flat"), 4)
+        model.encoder.set_gradient_divide_factor(2.0)
     run = DistributedDataParallel(model) if kind == "ddp" else model  # over all four ranks
     run(mine(mesh["dp"].get_local_rank())).backward()
     found = gradients(model)
@@ -61,7 +63,7 @@ def step(kind: str) -> Found:
     return {name: value.detach() for name, value in found.items()}
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp over all", "zero"])
 def test_a_trunk_beside_what_shards(kind: str, world4: ProcessWorld) -> None:
     right: list[Found] = []
     for replica in range(2):
