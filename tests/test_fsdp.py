@@ -1,5 +1,6 @@
 """FSDP2 under a parallelized model, in real processes: loss and every gradient of single device."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -180,6 +181,26 @@ def test_loss_gradients_and_steps_are_those_of_one_device(case: Case, world4: Pr
         assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-12)
         assert all(relative_error(a, b) < 1e-12 for a, b in zip(found_grads, grads, strict=True))
         assert all(relative_error(a, b) < 1e-12 for a, b in zip(found_parameters, parameters, strict=True))
+
+
+def counted(checkpoint: bool) -> Counter[str]:
+    """How often each op ran in a second step."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
+    parallel, ids = sp.fully_shard(make("llama"), mesh, compile=False, checkpoint=checkpoint), batch(1)
+    loss_of(parallel(ids, labels=ids)).backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        loss_of(parallel(ids, labels=ids)).backward()
+    return Counter(event.name for event in profile.events())
+
+
+KERNEL = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def test_recomputation_gathers_no_parameter_and_sends_no_key_twice(world4: ProcessWorld) -> None:
+    usual, again = (world4.run(counted, checkpoint, timeout_s=300)[0] for checkpoint in (False, True))
+    for name in ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "c10d::send", "c10d::recv_", KERNEL):
+        assert again[name] == usual[name] > 0, name
+    assert again["aten::mm"] > usual["aten::mm"]
 
 
 class Crossed(nn.Module):
