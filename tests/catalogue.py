@@ -142,7 +142,7 @@ def read_by_tests() -> list[str]:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.update(re.split(r"\.\*|\.\+|\n", node.value.replace("\\", "")))
+                found.update(re.split(r"\.\*|\.\+|\n|\{", node.value.replace("\\", "")))
     return [text.strip() for text in found if len(text.strip()) >= 8]
 
 

@@ -51,7 +51,7 @@ def test_every_name_is_where_the_type_checker_finds_it() -> None:
     }
     assert sorted(declared) == sorted(sp.__all__)
     homes = {name: f"{home}.{name}" for name, home in sp._HOMES.items()}
-    assert {**homes, "costs": "sp.costs"} == declared
+    assert {**homes, "costs": "sp.costs", "data": "sp.data"} == declared
     for name, path in declared.items():
         assert getattr(sp, name).__class__ is not None, path
         assert name in dir(sp)

@@ -48,6 +48,13 @@ def test_names_are_the_models_own():
     assert parallel.config is model.config
 
 
+def test_it_goes_by_the_models_name_and_bears_what_frameworks_put_on_it():
+    parallel = sp.parallelize(gpt(), compile=False)
+    assert parallel._get_name() == "GPT"
+    parallel._device = torch.device("cpu")  # Lightning Fabric marks modules like this
+    assert parallel(ids(9)).logits.shape == (2, 9, 61)
+
+
 def test_state_dict_round_trip():
     parallel, other = sp.parallelize(gpt(), compile=False), gpt()
     with torch.no_grad():

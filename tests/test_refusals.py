@@ -11,7 +11,9 @@ from torch import Tensor, nn
 import sp
 from sp.caches import open_cache
 from sp.cli.steps import loss_of
+from sp.layout import find_layout
 from sp.mesh import _whole
+from sp.runtime.shards import BoundLayout
 
 X = torch.zeros(2, 12, 4)
 
@@ -72,7 +74,7 @@ def test_results_written_into_an_argument() -> None:
 
 def test_options_that_do_not_exist() -> None:
     model = Body(torch.relu)
-    with pytest.raises(sp.StrategyError, match="inputs and outputs cannot be 'here'"):
+    with pytest.raises(sp.StrategyError, match="outputs cannot be 'here'"):
         sp.parallelize(model, outputs="here")  # pyright: ignore[reportArgumentType]
     with pytest.raises(sp.StrategyError, match="there is no kernel 'flush'"):
         sp.parallelize(model, kernel="flush")
@@ -132,3 +134,18 @@ def test_bench_needs_something_to_go_down_from() -> None:
 def test_a_cache_that_keeps_something_else() -> None:
     with pytest.raises(sp.InputError, match="the call passes or returns a SimpleNamespace"):
         open_cache(SimpleNamespace())
+
+
+def test_a_buffer_that_trains() -> None:
+    body = Body(torch.relu)
+    body.register_buffer("scale", torch.ones(4, requires_grad=True))
+    body.body = lambda y: y * body.scale
+    with pytest.raises(sp.UnsupportedModelError, match="the model trains what is no parameter") as caught:
+        sp.inspect(body, (X,))
+    assert caught.value.refusals[0].node == "scale"
+
+
+def test_parts_of_every_rank_have_a_length() -> None:
+    layout = BoundLayout(find_layout("striped"))
+    with pytest.raises(sp.InputError, match=r"the lengths of the parts are \[3, 4\]"):
+        layout.to_contiguous(torch.zeros(1, 7), 1, [3, 4])

@@ -1,8 +1,10 @@
-"""Accelerate and Lightning Fabric over a parallelized model: losses and parameters of the framework alone."""
+"""Accelerate, Lightning Fabric and DeepSpeed over a parallelized model: losses and parameters of one process."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import sp
 from sp.errors import StrategyError
-from sp.testing import ProcessWorld
+from sp.testing import ProcessWorld, RankFailedError
 from tests.frameworks.texts import Sample, apart, collate, like_torchrun, make, parameters, samples
 
 pytest.importorskip("transformers")
@@ -64,9 +66,9 @@ def batches(loader: Any) -> Iterator[Sample]:
                 return
 
 
-def alone(case: Case) -> Outcome:
+def alone(case: Case, dtype: torch.dtype = torch.float64) -> Outcome:
     """Plain PyTorch: the mean over the replicas' parts of each batch, as DDP takes it."""
-    model = make()
+    model = make(dtype)
     optimizer, scheduler = sgd(model)
     losses: list[float] = []
     for batch in batches(DataLoader(data(case), PER_REPLICA * case.dp, collate_fn=list)):
@@ -154,6 +156,36 @@ def with_fabric(case: Case) -> Outcome:
     return losses, parameters(parallel), evaluated
 
 
+def with_deepspeed(case: Case, stage: int) -> Outcome:
+    """In fp32, which is what DeepSpeed trains in."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    mesh = case.mesh()
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo")
+    parallel = sp.parallelize(make(torch.float32), mesh=mesh["sp"], compile=False)
+    config = {
+        "train_micro_batch_size_per_gpu": PER_REPLICA,
+        "gradient_accumulation_steps": ACCUMULATED,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer, scheduler = sgd(parallel)
+    engine, *_ = deepspeed.initialize(model=parallel, optimizer=optimizer, lr_scheduler=scheduler, config=config)
+    texts = sorted_for(case.dp, data(case))
+    sampler = DistributedSampler(texts, num_replicas=case.dp, rank=mesh["dp"].get_local_rank(), shuffle=False)
+    losses: list[float] = []
+    for batch in batches(DataLoader(texts, PER_REPLICA, sampler=sampler, collate_fn=collate)):
+        loss = engine(**batch).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(mean_over_ranks(loss))
+    with torch.no_grad():
+        evaluated = [engine(**collate([text])).loss.item() for text in samples(4, 2)]
+    return losses, parameters(parallel), evaluated
+
+
 def sorted_for(replicas: int, texts: list[Sample]) -> list[Sample]:
     """DistributedSampler deals text by text: in this order replica r gets the r-th part of each batch of `alone`."""
     parts = [texts[at : at + PER_REPLICA] for at in range(0, len(texts), PER_REPLICA)]
@@ -161,12 +193,13 @@ def sorted_for(replicas: int, texts: list[Sample]) -> list[Sample]:
     return [text for row in rows for column in zip(*row, strict=True) for text in column]
 
 
-def check(run: Callable[[Case], Outcome], case: Case, world: ProcessWorld) -> None:
-    losses, trained, evaluated = alone(case)
+def check(run: Callable[[Case], Outcome], case: Case, world: ProcessWorld, dtype: torch.dtype = torch.float64) -> None:
+    losses, trained, evaluated = alone(case, dtype)
+    bound = BOUND if dtype is torch.float64 else 1e-4
     for found_losses, found_trained, found_evaluated in world.run(run, case, timeout_s=150):
-        assert found_losses == pytest.approx(losses, rel=BOUND)
-        assert apart(found_trained, trained) < BOUND
-        assert found_evaluated == pytest.approx(evaluated, rel=BOUND)
+        assert found_losses == pytest.approx(losses, rel=bound)
+        assert apart(found_trained, trained) < bound
+        assert found_evaluated == pytest.approx(evaluated, rel=bound)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +229,27 @@ def test_two_replicas_of_two_ranks_train_as_one_process(package, run, summed):
     pytest.importorskip(package)
     with ProcessWorld(4) as world:
         check(run, Case(dp=2, summed=summed), world)
+
+
+NO_DEEPSPEED = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed: it builds itself, and more at its first run"
+)
+
+
+@NO_DEEPSPEED
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("dp", [1, 2])
+def test_deepspeed_trains_as_one_process(dp, stage):
+    with ProcessWorld(2 * dp) as world:
+        check(partial(with_deepspeed, stage=stage), Case(dp=dp), world, torch.float32)
+
+
+@NO_DEEPSPEED
+@pytest.mark.slow
+def test_zero_3_is_refused():
+    with ProcessWorld(2) as world, pytest.raises(RankFailedError, match="UnsupportedModelError"):
+        world.run(partial(with_deepspeed, stage=3), Case(), timeout_s=150)
 
 
 def early() -> str:

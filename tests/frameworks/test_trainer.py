@@ -175,7 +175,7 @@ def test_batches_are_dealt_to_replicas(data, firsts, dealt):
         assert isinstance(data, Numbers) or len(loader) == len(dealt[index])
 
 
-def refusal(given: dict[str, Any], folder: str, plain: bool = False) -> str:
+def refusal(given: dict[str, Any], folder: str, kind: str = "parallel") -> str:
     from transformers import Trainer, TrainingArguments
 
     from sp.frameworks import TrainerMixin
@@ -185,8 +185,12 @@ def refusal(given: dict[str, Any], folder: str, plain: bool = False) -> str:
 
     like_torchrun()
     arguments = TrainingArguments(output_dir=folder, use_cpu=True, report_to="none", **given)
-    model = make() if plain else sp.parallelize(make(), compile=False)
     try:
+        model = make()
+        if kind == "sharded":
+            model = sp.fully_shard(model, init_device_mesh("cpu", (2,), mesh_dim_names=("sp",)), compile=False)
+        elif kind == "parallel":
+            model = sp.parallelize(model, compile=False)
         SequenceTrainer(model=model, args=arguments, train_dataset=samples(4, 1), data_collator=collate).train()
     except StrategyError as error:
         return str(error)
@@ -206,5 +210,12 @@ def test_what_does_not_fit_is_refused_by_name(given, complaint, world, tmp_path)
     assert all(complaint in said for said in world.run(refusal, given, str(tmp_path)))
 
 
-def test_a_plain_model_is_refused(world, tmp_path):
-    assert all("the model is a LlamaForCausalLM" in said for said in world.run(refusal, {}, str(tmp_path), True))
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        ("plain", "the model is a LlamaForCausalLM"),
+        ("sharded", "is sharded, and Trainer saves what it takes to be whole"),
+    ],
+)
+def test_a_plain_and_a_sharded_model_are_refused(kind, complaint, world, tmp_path):
+    assert all(complaint in said for said in world.run(refusal, {}, str(tmp_path), kind))
