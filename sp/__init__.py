@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sp.module import ParallelModule
     from sp.register import register_rule
     from sp.strategy import STRATEGIES
+    from sp.tracing import trace
     from sp.wiring import fully_shard
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "parallelize",
     "parallelize_chain",
     "register_rule",
+    "trace",
 ]
 
 # `import sp` loads none of it: a name brings the module that it lives in when it is first read (PEP 562).
@@ -66,6 +68,7 @@ _HOMES = {
     "measure_machine": "sp.measure",
     "parallelize_chain": "sp.chain",
     "register_rule": "sp.register",
+    "trace": "sp.tracing",
 }
 
 

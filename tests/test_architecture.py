@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # an arrow wherever it stands, inside a function or for the type checker too.
 FACTS = "crossing errors heads layout mask plan score steps strategy tile traffic"
 CALLS = "fitting options request executable"
-INTERFACE = "measure mesh register wiring api chain data"
+INTERFACE = "measure mesh register tracing wiring api chain data"
 ARROWS = {
     "errors": ("", ""),
     "heads": ("", ""),
@@ -76,6 +76,7 @@ ARROWS = {
     ),
     "register": (f"{FACTS} passes executable testing", "torch"),
     "api": (f"{FACTS} costs mesh show passes options request executable validation module", "torch"),
+    "tracing": ("mesh runtime.comm runtime.world", "torch"),
     "cli": ("api errors strategy costs show models testing validation", "torch click transformers"),
     "chain": ("api errors mesh passes.input_dims", "torch"),
     "data": ("errors mesh module runtime.shards runtime.world", "torch"),

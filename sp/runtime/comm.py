@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sp.runtime.host import HostGroup, HostWork, crosses_host
+from sp.runtime.spans import span
 from sp.runtime.world import World
 
 Work = dist.Work | HostWork
@@ -39,8 +40,9 @@ class Exchange:
 
     def wait(self) -> Tensor:
         """The received tensor, once it is there (on CUDA: once the current stream may use it)."""
-        for work in self.works:
-            work.wait()
+        with span("wait for {:,} bytes", self.receive.nbytes):
+            for work in self.works:
+                work.wait()
         return self.receive
 
 
@@ -55,11 +57,9 @@ def post_exchange(world: World, send: Tensor, to: int, receive: Tensor, source: 
     assert send.is_contiguous(), "only contiguous tensors travel"
     assert receive.is_contiguous(), "only contiguous tensors travel"
     group = _reaching(world.group, send.device)
-    if send.device.type == "cpu" or isinstance(group, HostGroup):
-        works = _post_each(group, send, to, receive, source, tag)
-    else:
-        works = _post_batched(group, send, to, receive, source, tag)
-    return Exchange(works, send, receive)
+    post = _post_each if send.device.type == "cpu" or isinstance(group, HostGroup) else _post_batched
+    with span("send {:,} bytes to rank {}, receive from rank {}", send.nbytes, to, source):
+        return Exchange(post(group, send, to, receive, source, tag), send, receive)
 
 
 def _reaching(group: dist.ProcessGroup, device: torch.device) -> Any:
@@ -77,9 +77,7 @@ def _post_each(group: Any, send: Tensor, to: int, receive: Tensor, source: int, 
     return tuple(works)
 
 
-def _post_batched(
-    group: dist.ProcessGroup, send: Tensor, to: int, receive: Tensor, source: int, tag: int
-) -> tuple[dist.Work, ...]:
+def _post_batched(group: Any, send: Tensor, to: int, receive: Tensor, source: int, tag: int) -> tuple[dist.Work, ...]:
     """One batch: NCCL runs requests in order, so that in a ring of separate sends each waits for the next."""
     requests: list[dist.P2POp] = []
     if send.numel():
@@ -97,7 +95,8 @@ def all_reduce(world: World, x: Tensor, op: Any) -> Tensor:
     if world.group is not None and total.numel():
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        _reaching(world.group, x.device).allreduce([total], options).wait()
+        with span("all-reduce {:,} bytes", total.nbytes):
+            _reaching(world.group, x.device).allreduce([total], options).wait()
     return total
 
 
@@ -106,12 +105,14 @@ def start_sum(world: World, x: Tensor) -> None:
 
     torch keeps the request with the memory of `x`, as it does for its functional collectives."""
     if world.group is not None and x.numel():
-        torch.ops._c10d_functional.all_reduce_(x, "sum", world.group.group_name)
+        with span("post a sum of {:,} bytes", x.nbytes):
+            torch.ops._c10d_functional.all_reduce_(x, "sum", world.group.group_name)
 
 
 def finish_sum(x: Tensor) -> None:
     """Wait for what `start_sum` has started, if anything (on CUDA: until the current stream may use it)."""
-    torch.ops._c10d_functional.wait_tensor(x)
+    with span("wait for a sum of {:,} bytes", x.nbytes):
+        torch.ops._c10d_functional.wait_tensor(x)
 
 
 def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -135,7 +136,8 @@ class Gathering:
     def wait(self) -> list[Tensor]:
         """Every rank's tensor (on CUDA: once the current stream may use it)."""
         if self.work is not None:
-            self.work.wait()
+            with span("wait for {:,} bytes of each rank", self.send.nbytes):
+                self.work.wait()
         sizes = [prod(shape) * self.dtype.itemsize for shape in self.shapes]
         parts = zip(self.received, sizes, self.shapes, strict=True)
         return [flat[:size].view(self.dtype).view(shape) for flat, size, shape in parts]
@@ -153,7 +155,8 @@ def start_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> Ga
     received = [padded.clone()] if world.group is None else [padded.new_empty(size) for _ in shapes]
     work = None
     if world.group is not None and size:
-        work = _reaching(world.group, x.device).allgather([received], [padded])
+        with span("gather {:,} bytes of each rank", size):
+            work = _reaching(world.group, x.device).allgather([received], [padded])
     return Gathering(work, padded, tuple(received), tuple(tuple(shape) for shape in shapes), x.dtype)
 
 
@@ -173,5 +176,6 @@ def start_all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequ
     received = send.new_empty(sum(source))
     counts = [[count * width for count in side] for side in (source, to)]
     group = _reaching(world.group, send.device)
-    work = group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts)
+    with span("all-to-all of {:,} bytes", send.nbytes):
+        work = group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts)
     return Exchange((work,), send, received)

@@ -20,6 +20,7 @@ from sp.runtime.kernels import Kernel
 from sp.runtime.merge import Accumulator, accumulation_dtype
 from sp.runtime.scores import BoundScore, Piece
 from sp.runtime.sink import add_sink_gradient, with_sink
+from sp.runtime.spans import span
 from sp.runtime.world import World
 from sp.tile import Tile
 
@@ -114,10 +115,11 @@ def attend(
 ) -> None:
     """Merge the local queries over all keys that arrive into `total`; no sink yet."""
     for step, k_BGTD, v_BGTE in arrivals:
-        for piece in _pieces(step, kernel, q_BHSD.device.type, score):
-            tile = piece.tile
-            q, k, v = _rows(tile, q_BHSD), columns(tile, k_BGTD), columns(tile, v_BGTE)
-            total.merge(tile.q0, tile.q1, *kernel.forward(q, k, v, tile, scale, piece.score))
+        with span("attention to keys of rank {}", step.source):
+            for piece in _pieces(step, kernel, q_BHSD.device.type, score):
+                tile = piece.tile
+                q, k, v = _rows(tile, q_BHSD), columns(tile, k_BGTD), columns(tile, v_BGTE)
+                total.merge(tile.q0, tile.q1, *kernel.forward(q, k, v, tile, scale, piece.score))
 
 
 def attend_back(
@@ -145,7 +147,8 @@ def attend_back(
             _rows(tile, dq_BHSD).add_(dq)
             return tile, dk, dv
 
-        homeward.add(step, _batches(map(compute, _pieces(step, kernel, saved.q_BHSD.device.type, score))))
+        with span("gradients of attention to keys of rank {}", step.source):
+            homeward.add(step, _batches(map(compute, _pieces(step, kernel, saved.q_BHSD.device.type, score))))
     return dq_BHSD
 
 
