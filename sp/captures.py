@@ -1,7 +1,8 @@
-"""Captures that come again and again, because something changes at every call that need not."""
+"""What is said of captures: each in the log, and a warning of those that come again and again."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 
@@ -9,6 +10,16 @@ from sp.executable import Executable
 from sp.granted import difference
 
 MANY = 8
+
+_LOG = logging.getLogger(__name__)
+
+
+def note_capture(executables: Sequence[Executable], model: str, seconds: float) -> None:
+    """The latest has been built in so many seconds."""
+    latest = executables[-1]
+    name, lengths = latest.program.strategy.name, ", ".join(f"{length:,}" for length in latest.lengths)
+    _LOG.info("capture %d of %s: %s, %s tokens, %.1f s", len(executables), model, name, lengths, seconds)
+    warn_of_many(executables)
 
 
 def warn_of_many(executables: Sequence[Executable]) -> None:

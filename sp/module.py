@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from sp.captures import warn_of_many
+from sp.captures import note_capture
 from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
 from sp.facade import Facade, outside_of_graphs
@@ -191,13 +192,14 @@ class ParallelModule(Facade):
         for known in self.executables:
             if known.fits(request, lengths) and known.sync_gradients == self.options.sync_gradients:
                 return known
+        start = time.perf_counter()
         made = build(self.plain, request, lengths, self.options)
         # What the first capture has chosen stays, whatever comes: callers hold shards and caches of that layout.
         self.__dict__["options"] = replace(self.options, strategy=made.program.strategy)
         if self.options.validate and request.past is None:
             self._validate(request, lengths)
         self.executables.append(made)
-        warn_of_many(self.executables)
+        note_capture(self.executables, type(self.plain).__name__, time.perf_counter() - start)
         return made
 
     def _validate(self, request: Request, lengths: Lengths) -> None:

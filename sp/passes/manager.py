@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -23,6 +25,8 @@ class Pass(Protocol):
     def check(self, program: Program) -> None: ...
 
 
+_LOG = logging.getLogger(__name__)
+
 Observer = Callable[[str, Program], None]
 
 
@@ -42,12 +46,15 @@ def run_passes(
     keep_stages: each pass works on a copy, so that what `observe` has seen stays as it was: for printing, not for
     timing, since copies take as long as the passes."""
     for number, step in enumerate(passes):
+        start = time.perf_counter()
         program = step.run(program.fork() if keep_stages or number == 0 else program)
         program.graph.lint()
         _check_sequences(program, step.name)
         step.check(program)
         if keep_stages or number + 1 == len(passes):
             program.graph_module.recompile()
+        done = program.history[-1].text if program.history else ""
+        _LOG.debug("%s: %s, %.3f s", step.name, done, time.perf_counter() - start)
         if observe is not None:
             observe(step.name, program)
     return program
