@@ -43,8 +43,11 @@ def mean_loss(model: nn.Module, samples: list[Sample]) -> float:
     return sum(losses) / len(losses)
 
 
-def verdict(spread: float, alone: float) -> bool:
-    """Print the loss of the trained model, spread over ranks and in one process; whether they agree."""
+def verdict(losses: list[float], spread: float, alone: float) -> bool:
+    """Print how training went, and the trained model's loss over the ranks and in one process; whether they agree."""
     same = math.isclose(spread, alone, rel_tol=1e-4)
-    print(f"loss {spread:.4f} over the ranks, {alone:.4f} alone: {'the same' if same else 'NOT the same'}")
+    print(f"trained from loss {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} batches or steps")
+    print(
+        f"loss on other texts {spread:.4f} over the ranks, {alone:.4f} alone: {'the same' if same else 'NOT the same'}"
+    )
     return same

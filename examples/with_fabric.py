@@ -53,10 +53,10 @@ def train(args: argparse.Namespace) -> tuple[list[float], nn.Module]:
 
 def main() -> None:
     args = options(__doc__)
-    _, model = train(args)
+    losses, model = train(args)
     others = texts(4, args.length, seed=1)
     loss = mean_loss(model, others)
-    good = torch.distributed.get_rank() > 0 or verdict(loss, mean_loss(model.plain, others))
+    good = torch.distributed.get_rank() > 0 or verdict(losses, loss, mean_loss(model.plain, others))
     torch.distributed.destroy_process_group()
     raise SystemExit(not good)
 
