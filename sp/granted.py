@@ -24,6 +24,9 @@ from sp.fsdp import is_fsdps
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+# What `save_pretrained` writes into a config, on the one rank that saves: the class of the model, and its dtype, which
+# stands with the parameters.
+_WRITTEN_BY_SAVING = frozenset({"architectures", "dtype", "torch_dtype"})
 _LONGEST = 64  # of containers: longer ones are data (a vocabulary), which nobody changes
 
 
@@ -85,7 +88,8 @@ def _values(module: nn.Module, configs: set[int]) -> Iterator[tuple[str, object]
         if name == "config" and hasattr(value, "__dict__"):  # many modules share one
             if id(value) not in configs:
                 configs.add(id(value))
-                yield from ((f"{name}.{key}", _shown(each)) for key, each in vars(value).items())
+                read = ((key, each) for key, each in vars(value).items() if key not in _WRITTEN_BY_SAVING)
+                yield from ((f"{name}.{key}", _shown(each)) for key, each in read)
         else:
             yield name, _shown(value)
 

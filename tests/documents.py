@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 def blocks(document: Path, language: str | None = None) -> list[str]:
     """Its fenced blocks in order; those of one language ("" is no language) where that is given."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```(\S*)\n(.*?)^```$", document.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     return [text for found, text in fenced if language is None or found == language]
 
 

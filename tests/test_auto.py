@@ -168,7 +168,10 @@ def test_a_model_is_estimated_at_any_length_and_world():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda model, x: sp.estimate(model, 64, 2, "cpu", args=(x,), causal=False), "causal and recompute are for"),
+        (
+            lambda model, x: sp.estimate(model, 64, 2, "cpu", args=(x,), causal=False),
+            "recompute and sharding are for a",
+        ),
         (lambda model, x: sp.estimate(model, 1, 1, "cpu", args=(x,), kwargs={"labels": x}), "does not hold for a"),
         (lambda model, x: sp.inspect(model, (x,), strategy="auto", world_size=17), "16 tokens for 17 ranks"),
         (lambda model, x: sp.inspect(model, (x,), strategy="auto", machine="x100"), "there is no machine 'x100'"),

@@ -287,6 +287,7 @@ def sharded_afterwards() -> list[str]:
     for module in (*parallel.blocks, parallel):
         fully_shard(module, mesh=mesh)
         module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
     parallel(batch(0))
     return [key for key, value in parallel.state_dict().items() if not isinstance(value, DTensor)]
 

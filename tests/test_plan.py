@@ -398,7 +398,7 @@ def test_planted_mistakes_are_found() -> None:
         plan = make_plan(*config)
         assert not [*check_plan(plan)]
         for name, wrong in wrong_plans(plan):
-            if wrong != plan:
+            if replace(wrong, steps=tuple(wrong.steps)) != replace(plan, steps=tuple(plan.steps)):
                 planted[name] += 1
                 assert [*check_plan(wrong)], f"{name} not found: {wrong}"
     assert len(planted) == 21

@@ -23,6 +23,7 @@ from sp.errors import InputError, UnsupportedModelError
 from sp.passes.assertions import prove_assertions, settle_ranges
 from sp.passes.block_masks import OneBlock
 from sp.passes.call import Call, Outputs
+from sp.passes.constants import refuse_loose, refuse_unreal
 from sp.passes.export import Axes, Lengths, export
 from sp.passes.fxtools import shape
 from sp.passes.input_dims import (
@@ -36,7 +37,7 @@ from sp.passes.input_dims import (
     stretches,
 )
 from sp.passes.modes import Watch
-from sp.passes.witness import Witness, refuse_loose, refuse_unreal
+from sp.passes.witness import Witness
 from sp.program import LENGTH_CARRIER, Note, Port, Program
 from sp.program import Sequence as SequenceSize
 from sp.strategy import Strategy

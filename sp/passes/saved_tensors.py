@@ -10,7 +10,7 @@ the call of the model are his: they work on the rewritten graph, too, and tracin
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ def _itself(x: Tensor) -> Tensor:
 
 
 def callers_hooks_aside() -> AbstractContextManager[None]:
-    """For tracing: what is kept meanwhile is nobody's."""
-    return saved_tensors_hooks(_itself, _itself)
+    """For tracing: what is kept meanwhile is nobody's.  Opens none if there are none, as torch.func bars them."""
+    return nullcontext() if _hook_now() is None else saved_tensors_hooks(_itself, _itself)
 
 
 def _hook_now() -> Pack | None:

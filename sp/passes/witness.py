@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from sp.errors import Refusal, UnsupportedModelError
-from sp.passes.fxtools import UNKNOWN, attribute, refusal, source_line
+from sp.passes.constants import NO_PARAMETER, REGISTER, is_real
+from sp.passes.fxtools import UNKNOWN
 from sp.passes.saved_tensors import has_strange_hooks
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
@@ -104,8 +103,8 @@ class Witness(TorchFunctionMode):
     def _loose(self, arguments: Sequence[object]) -> None:
         """Refuse tensors that train and that the model does not hold: tracing takes them for constants."""
         for each in arguments:
-            if type(each) in (Tensor, nn.Parameter) and cast(Tensor, each).requires_grad:  # no fake one
-                self._see("a tensor that trains", _NO_PARAMETER, _REGISTER)
+            if is_real(each) and each.requires_grad:
+                self._see("a tensor that trains", NO_PARAMETER, REGISTER)
             elif isinstance(each, (list, tuple)):
                 self._loose(cast("Sequence[object]", each))
 
@@ -118,8 +117,6 @@ def _is_an_ops(function: type) -> bool:
     return function.__module__.startswith(("torch._library", "torch._higher_order_ops"))
 
 
-_NO_PARAMETER = "it requires a gradient and is no parameter of the model, whose gradients alone are summed over ranks"
-_REGISTER = "make it an nn.Parameter of its module (a list of them an nn.ParameterList), or detach it"
 _NOT_REENTRANT = "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which is recomputed in backward too"
 _OPEN_OUTSIDE = "open them (or save_on_cpu) around the call of the parallelized model"
 _USE_OPS = "write it with ops (y + (x - y).detach() for a gradient of your own), or as a torch.library.custom_op"
@@ -218,28 +215,3 @@ def _alike(a: object, b: object) -> bool:
 def _by_python() -> Refusal:
     why = "a number from Python's random module is the same at every call of a graph"
     return Refusal("random", UNKNOWN, why, "draw it outside of the model and pass it in")
-
-
-def refuse_unreal(module: fx.GraphModule) -> None:
-    """Constants without values: a tensor made inside of torch.func while tracing, kept by the graph."""
-    nodes = [node for node in module.graph.find_nodes(op="get_attr") if isinstance(attribute(node), FakeTensor)]
-    if nodes:
-        why = "tracing left a tensor without values in the graph"
-        refusals = [refusal(node, why, "keep torch.func and .data out of forward") for node in nodes]
-        raise UnsupportedModelError("the graph holds constants that do not exist", refusals=refusals)
-
-
-def refuse_loose(exported: ExportedProgram) -> None:
-    """Tensors that train and are no parameters: torch.export takes them for constants, and their gradients would be
-    lost, or those of one rank's tokens."""
-    signature, held = exported.graph_signature, {**exported.constants, **exported.state_dict}
-    names = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
-    refusals: list[Refusal] = []
-    for node in exported.graph.find_nodes(op="placeholder"):
-        name = names.get(node.name, "")
-        value = held.get(name)
-        if node.users and isinstance(value, Tensor) and value.requires_grad:
-            place = source_line(next(iter(node.users)))
-            refusals.append(Refusal(name.removeprefix("model."), place, _NO_PARAMETER, _REGISTER))
-    if refusals:
-        raise UnsupportedModelError("the model trains what is no parameter", refusals=refusals)

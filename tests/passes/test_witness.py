@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import sp
-from sp.passes.witness import Witness, refuse_unreal
+from sp.passes.constants import refuse_unreal
+from sp.passes.witness import Witness
 from tests.passes.programs import IDS_BS, Small, program_of
 
 

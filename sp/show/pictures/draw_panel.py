@@ -9,7 +9,6 @@ from sp.show.pictures.draw_tiles import SIDE, STRIP, draw_cells, draw_owners, dr
 from sp.show.pictures.draw_work import LEFT, bars_height, draw_work
 from sp.show.pictures.elements import Element, element, label, moved, picture
 from sp.show.pictures.panels import Comparison, Panel
-from sp.show.words import percent
 
 # name of a picture → its parts, from top to bottom
 PICTURES = {
@@ -52,7 +51,7 @@ def longest_of(comparison: Comparison) -> float:
 
 def verdict(panel: Panel) -> str:
     """How long it takes, and how much of that is waiting."""
-    return f"takes {panel.timeline.length:.2f} × an even share, waits {percent(panel.timeline.waiting)} of it"
+    return f"takes {panel.timeline.length:.2f} × an even share, waits {100 * panel.timeline.waiting:.1f} % of it"
 
 
 def sentence(panel: Panel) -> str:

@@ -102,7 +102,7 @@ def _panel(panel: Panel, longest: float) -> Mapping[str, Any]:
         "note": panel.note,
         "length": f"{panel.timeline.length:.2f}",
         "waits": panel.timeline.waiting >= WAITS,
-        "waiting": percent(panel.timeline.waiting),
+        "waiting": f"{100 * panel.timeline.waiting:.1f} %",
         "parts": {part: written(draw_part(panel, longest, part)) for part in parts},
     }
 
