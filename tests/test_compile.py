@@ -70,6 +70,7 @@ def in_blocks(strategy: str) -> list[torch.Tensor]:
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
 
+@pytest.mark.slow
 def test_blocks_on_two_ranks():
     model, ids = llama(3), batch(13)
     loss = model(ids, labels=ids).loss
@@ -151,6 +152,7 @@ def compile_and_compare(cache: str) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_code_cached_by_one_rank_serves_no_other(tmp_path):
     """torch keeps compiled code on disk by the text of the graph.  Ranks hold different lengths, so a second start
     must find each rank's own code, not that of the rank that wrote last."""

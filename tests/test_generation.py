@@ -48,12 +48,14 @@ def test_left_padded(family: str) -> None:
     check(decoder(family), 2, "striped", **left_padded(prompt(9)), do_sample=False)
 
 
-@pytest.mark.parametrize(("world", "strategy"), [(1, "striped"), (3, "ring"), (3, "zigzag")])
+@pytest.mark.parametrize(
+    ("world", "strategy"), [(1, "striped"), (3, "ring"), pytest.param(3, "zigzag", marks=pytest.mark.slow)]
+)
 def test_other_worlds(world: int, strategy: str) -> None:
     check(decoder("Llama", torch.float32), world, strategy, **left_padded(prompt(8)), do_sample=False)
 
 
-@pytest.mark.parametrize("strategy", ["usp", "double_ring"])
+@pytest.mark.parametrize("strategy", ["usp", pytest.param("double_ring", marks=pytest.mark.slow)])
 def test_two_axes(strategy: str) -> None:
     """2 x 2: each rank's part of the cache is as the nested layout deals it."""
     check(decoder("Llama"), 4, strategy, input_ids=prompt(9), do_sample=False)

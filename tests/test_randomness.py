@@ -125,7 +125,7 @@ def train_from_one_seed(seed: int, compiled: bool) -> list[float]:
     return [*losses, float(torch.rand(()))]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_reproducible_from_torchs_own_seed(world2: ProcessWorld, compiled: bool) -> None:
     """Processes have a generator each; all of them stay in step."""
     first, again, other = (world2.run(train_from_one_seed, seed, compiled) for seed in (0, 0, 1))

@@ -55,7 +55,10 @@ def test_train_bytes_says_that_there_is_no_compiler(tmp_path):
 SHARDED = ["--steps", "2", "--length", "101", "--layers", "2", "--width", "32"]
 
 
-@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]])
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+@pytest.mark.parametrize("launcher", [[], pytest.param([*TORCHRUN, "4"], marks=pytest.mark.slow)])
 def test_train_sharded_writes_a_checkpoint_that_a_plain_model_reads(launcher):
     done = python(*launcher, "examples/train_sharded.py", *SHARDED)
     assert done.returncode == 0, done.stderr
@@ -63,7 +66,7 @@ def test_train_sharded_writes_a_checkpoint_that_a_plain_model_reads(launcher):
     assert done.stdout.splitlines()[-1].endswith(", the same")
 
 
-@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
+@pytest.mark.parametrize("launcher", [[], pytest.param([*TORCHRUN, "2"], marks=pytest.mark.slow)])
 def test_long_run_has_equal_losses_on_all_ranks(launcher):
     done = python(*launcher, "examples/long_run.py", "--length", "301", "--width", "32", "--layers", "1")
     assert done.returncode == 0, done.stderr

@@ -212,9 +212,9 @@ def world() -> Iterator[ProcessWorld]:
     ("package", "run", "summed"),
     [
         ("accelerate", with_accelerate, "sp"),
-        ("lightning_fabric", with_fabric, "ddp"),
+        pytest.param("lightning_fabric", with_fabric, "ddp", marks=pytest.mark.slow),
         pytest.param("accelerate", with_accelerate, "ddp", marks=pytest.mark.slow),
-        pytest.param("lightning_fabric", with_fabric, "sp", marks=pytest.mark.slow),
+        ("lightning_fabric", with_fabric, "sp"),
     ],
 )
 def test_two_ranks_of_one_sequence_train_as_one_process(package, run, summed, world):

@@ -79,6 +79,7 @@ def worst_error(length: int, budget: float) -> tuple[float, int, int]:
     return max(errors), names.count("sp::attention"), names.count("sp::attention_backward")
 
 
+@pytest.mark.slow
 def test_a_compiled_step_has_each_attention_once(world2: ProcessWorld) -> None:
     for error, forward, backward in world2.run(worst_error, 21, 0.0, timeout_s=280):
         assert error < 1e-12

@@ -119,6 +119,7 @@ def test_a_sink_is_one_more_key_of_value_zero(rows: list[tuple[int, int]], shape
         torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_compiled_it_is_one_kernel_for_many_lengths_and_rows() -> None:
     """What runs on CUDA: the part is read in its own dtype, and nothing else is allocated or copied."""
     torch.compiler.reset()
