@@ -77,11 +77,18 @@ def _ranks_of(mesh: Mesh | ParallelModule) -> list[int]:
 
 
 def _of_groups(mine: list[int]) -> Stream:
-    """Every rank says with whom it shares a sequence."""
+    groups = sequence_groups(mine)
+    return Stream(groups.index(tuple(mine)), len(groups))
+
+
+def sequence_groups(mine: Sequence[int]) -> list[tuple[int, ...]]:
+    """The groups of ranks that share a sequence, in order; every rank says with whom it does, all together.
+
+    StrategyError where they are of different sizes, or do not make up the world."""
     if not dist.is_initialized():
-        return Stream(0, 1)
+        return [tuple(mine)]
     said: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(said, mine)
+    dist.all_gather_object(said, list(mine))
     groups = sorted({tuple(ranks) for ranks in said})
     if sum(map(len, groups)) != len(said) or len({len(ranks) for ranks in groups}) > 1:
         raise StrategyError(
@@ -89,7 +96,7 @@ def _of_groups(mine: list[int]) -> Stream:
             needed=f"groups of one size, and each of the {len(said)} ranks in one of them",
             remedy="DistributedSampler(dataset, num_replicas, rank), with the numbers of your own streams",
         )
-    return Stream(groups.index(tuple(mine)), len(groups))
+    return groups
 
 
 def sampler(

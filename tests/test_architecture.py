@@ -81,7 +81,7 @@ ARROWS = {
     "chain": ("api errors mesh passes.input_dims", "torch"),
     "data": ("errors mesh module runtime.shards runtime.world", "torch"),
     "wiring": ("api errors module passes.output_forms runtime", "torch"),
-    "frameworks": ("errors module runtime.world", "torch accelerate"),
+    "frameworks": ("data errors module runtime.world", "torch accelerate"),
     "": (
         f"{FACTS} {INTERFACE} program show runtime passes testing validation module models costs",
         "",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+from sp.data import sequence_groups
 from sp.errors import StrategyError
 from sp.module import ParallelModule
 from sp.runtime.world import find_world
@@ -37,11 +37,9 @@ class Replicas:
                 needed="the ranks that share a sequence",
                 remedy="call torch.distributed.init_process_group before sp.parallelize",
             )
-        mine = 0 if group is None else min(dist.get_process_group_ranks(group))
-        everywhere: list[Any] = [None] * world
-        dist.all_gather_object(everywhere, mine)
-        firsts = sorted(set(everywhere))
-        return cls(tuple(firsts), firsts.index(mine), world)
+        mine = [0] if group is None else dist.get_process_group_ranks(group)
+        groups = sequence_groups(mine)
+        return cls(tuple(min(ranks) for ranks in groups), groups.index(tuple(mine)), world)
 
     @property
     def count(self) -> int:
