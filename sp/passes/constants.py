@@ -18,8 +18,8 @@ REGISTER = "make it an nn.Parameter of its module (a list of them an nn.Paramete
 
 def is_real(value: object) -> TypeGuard[Tensor]:
     """Not made by tracing, and none of torch.func's."""
-    functorch: Any = torch._C._functorch  # private, and without stubs
-    return type(value) in (Tensor, nn.Parameter) and not functorch.is_functorch_wrapped_tensor(value)
+    bindings: Any = torch._C  # private, and without stubs
+    return type(value) in (Tensor, nn.Parameter) and not bindings._functorch.is_functorch_wrapped_tensor(value)
 
 
 def refuse_unreal(module: fx.GraphModule) -> None:
