@@ -212,6 +212,7 @@ def compiled(mode: Any, every_block: bool) -> tuple[float, Counter[str]]:
 PARTITIONED = {"backend": "aot_eager_decomp_partition"}  # as Inductor has it, without what takes long
 
 
+@pytest.mark.slow
 def test_torchs_partitioner_recomputes_but_repeats_no_attention() -> None:
     (error, names), (_, usual) = compiled(PARTITIONED, True), compiled(PARTITIONED, False)
     assert error < 1e-12

@@ -43,7 +43,9 @@ def test_greedy(family: str) -> None:
     check(model, 2, strategy, input_ids=prompt(9), do_sample=False)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "GPT2"])
+@pytest.mark.parametrize(
+    "family", ["Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Mistral", "GPT2"))]
+)
 def test_left_padded(family: str) -> None:
     check(decoder(family), 2, "striped", **left_padded(prompt(9)), do_sample=False)
 

@@ -226,6 +226,7 @@ def test_autocast_is_captured_by_mode() -> None:
     assert len(parallel.executables) == 2
 
 
+@pytest.mark.slow
 def test_autocast_compiled() -> None:
     assert parallel_error(Block(off), 2, under_autocast, compile={"backend": "aot_eager"}) < 1e-2
 

@@ -11,6 +11,12 @@ from sp.models import GPT, Encoder, EncoderConfig, GPTConfig, Llama, LlamaConfig
 from sp.testing.compare import errors_between, run_once
 
 STRATEGIES = ("ring", "striped", "zigzag")
+QUICK = {("gpt", "ring"), ("llama", "striped"), ("llama", "zigzag"), ("encoder", "zigzag")}
+PAIRS = [
+    pytest.param(name, strategy, marks=[] if (name, strategy) in QUICK else pytest.mark.slow)
+    for name in ("gpt", "llama", "encoder")
+    for strategy in STRATEGIES
+]
 TWO_AXES = ("usp", "usp_zigzag", "double_ring")  # on a mesh of 2 x 2
 
 
@@ -76,14 +82,12 @@ def check(world, name, strategy, bound, lengths=(16, 21), compiled=False):
         assert moved <= bound
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", ["gpt", "llama", "encoder"])
+@pytest.mark.parametrize(("name", "strategy"), PAIRS)
 def test_two_processes(world2, name, strategy):
     check(world2, name, strategy, 1e-11)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", ["gpt", "llama", "encoder"])
+@pytest.mark.parametrize(("name", "strategy"), PAIRS)
 def test_four_processes(world4, name, strategy):
     check(world4, name, strategy, 1e-11)
 

@@ -37,6 +37,7 @@ def test_train_bytes_spawns_ranks_and_equals_the_single_device(tmp_path):
     assert done.stdout.splitlines()[0].endswith("not compiled: --no-compile")
 
 
+@pytest.mark.slow
 def test_train_bytes_runs_under_torchrun(tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = ["--no-compile", "--model", "gpt", "--strategies", "zigzag", "--out", tmp_path]

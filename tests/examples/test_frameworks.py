@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("example", "needs", "ranks"),
     [
-        ("with_trainer", "accelerate", ["2"]),
-        pytest.param("with_trainer", "accelerate", ["4", "--replicas", "2"], marks=pytest.mark.slow),
-        pytest.param("with_accelerate", "accelerate", ["4", "--replicas", "2"], marks=pytest.mark.slow),
-        pytest.param("with_fabric", "lightning_fabric", ["4", "--replicas", "2"], marks=pytest.mark.slow),
+        ("with_accelerate", "accelerate", ["2"]),
+        *(
+            pytest.param(f"with_{name}", needs, ["4", "--replicas", "2"], marks=pytest.mark.slow)
+            for name, needs in [("trainer", "accelerate"), ("accelerate", "accelerate"), ("fabric", "lightning_fabric")]
+        ),
     ],
 )
 def test_the_trained_model_has_the_same_loss_alone(example, needs, ranks):

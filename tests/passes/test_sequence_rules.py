@@ -69,6 +69,7 @@ def test_exact_in_every_world(name: str, world: int, strategy: str) -> None:
     check_forward(CASES[name], strategy, (max(world, 5), 9, 14), world)
 
 
+@pytest.mark.slow
 def test_sixteen_ranks() -> None:
     """From one token for each on."""
     for name, strategy in zip(("class token", "token shift", "attention of a span"), STRATEGIES, strict=True):

@@ -110,6 +110,7 @@ print(inspect(make(FAMILIES["ModernBERT (MLM)"]), (), call(FAMILIES["ModernBERT 
 """
 
 
+@pytest.mark.slow
 def test_processes_trace_one_program():
     """Python orders a set of strings by a seed of each process: as a rule, ranks have different ones."""
     environments = ({**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "3"))

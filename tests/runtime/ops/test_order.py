@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -58,6 +59,7 @@ def test_uneven_ranks_add_up_the_same_gradients(world2: ProcessWorld) -> None:
     assert max(world2.run(worst_error, 3)) < 1e-13
 
 
+@pytest.mark.slow
 def test_a_cache_on_disk_gives_each_rank_its_own_code() -> None:
     def compiled(rank: int, world: int) -> tuple[Tensor, Tensor]:
         x = torch.arange(7.0)
