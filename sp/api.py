@@ -70,9 +70,9 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
 
     Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
-    bound, group = bind_mesh(_find(strategy), mesh)
-    options = _options(bound, group, sequence_dim, inputs, outputs, compile, kernel)
-    _check_plain(model, memory_budget, compile)
+    options = _options(*bind_mesh(_find(strategy), mesh), sequence_dim, inputs, outputs, compile, kernel)
+    _check_budget(memory_budget, compile)
+    _check_plain(model)
     options = replace(options, machine=_machine(machine), memory_budget=memory_budget, sync_gradients=sync_gradients)
     parallel = ParallelModule(model, replace(options, generator=generator, validate=validate, checkpoint=checkpoint))
     if example_args is not None or example_kwargs is not None:
@@ -196,8 +196,7 @@ def _check_whole(model: nn.Module, causal: bool, recompute: bool, sharding: Shar
     _check_plain(model)
 
 
-def _check_plain(model: nn.Module, budget: float = 1.0, compiled: bool | str | Mapping[str, Any] = True) -> None:
-    _check_budget(budget, compiled)
+def _check_plain(model: nn.Module) -> None:
     if isinstance(model, ParallelModule):
         raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.plain`")
 
