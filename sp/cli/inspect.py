@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from sp.show import Report
 
 PARTS = ("report", "graph", "captured", "plan", "inserted")
+PICTURES = ("plan", "tiles", "tokens", "work")
+
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @click.command("inspect")
@@ -24,16 +28,34 @@ PARTS = ("report", "graph", "captured", "plan", "inserted")
 @option_machine
 @click.option("--show", "parts", type=click.Choice(PARTS), multiple=True, default=("report",), help="Again for more.")
 @option_json
-def command(parts: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+@click.option("--html", type=_FILE, help="Write the report as one page, with pictures, to this file as well.")
+@click.option("--svg", type=_FILE, help="Write one picture to this file as well.")
+@click.option("--picture", type=click.Choice(PICTURES), default="plan", show_default=True, help="Which, for --svg.")
+def command(
+    parts: tuple[str, ...], as_json: bool, html: Path | None, svg: Path | None, picture: str, **asked: Any
+) -> None:
     """Show how MODEL is rewritten, what every rank computes, and what it sends.
 
     Nothing is computed: a model of any size will do, and no process group is needed.
     """
     report = _inspect(**asked)
+    if html:
+        _write(html, report.to_html())
+    if svg:
+        _write(svg, report.to_svg(picture))
     if as_json:
         click.echo(json.dumps(report.as_dict(), indent=2))
         return
     click.echo("\n\n".join(_printers(report)[part]() for part in parts))
+
+
+def _write(path: Path, text: str) -> None:
+    """What is said of it goes to stderr: stdout stays what `--json` promises."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror or str(error)) from error
+    click.echo(f"written: {path}, {len(text.encode()):,} bytes", err=True)
 
 
 def _inspect(

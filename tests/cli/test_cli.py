@@ -68,6 +68,25 @@ def test_inspect_as_json() -> None:
     assert (facts["world"], facts["length"]) == (8, 64)
 
 
+def test_inspect_writes_the_page_and_a_picture(tmp_path: Path) -> None:
+    page, picture = tmp_path / "report.html", tmp_path / "work.svg"
+    words = ("--html", str(page), "--svg", str(picture), "--picture", "work", "--json")
+    result = run("inspect", *LLAMA, "--strategy", "zigzag", *words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["strategy"]["name"] == "zigzag"
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+    assert "zigzag on 8 ranks" in page.read_text("utf-8")
+    assert picture.read_text("utf-8").startswith("<svg")
+    assert f"written: {page}, {page.stat().st_size:,} bytes" in result.stderr
+
+
+def test_inspect_says_where_it_cannot_write(tmp_path: Path) -> None:
+    result = run("inspect", *LLAMA, "--html", str(tmp_path / "nowhere" / "report.html"))
+    assert result.exit_code == 1
+    assert "nowhere" in result.stderr
+    assert "No such file or directory" in result.stderr
+
+
 @pytest.mark.parametrize("by", ["type", "file"])
 def test_a_transformers_model_without_memory_for_its_parameters(by: str, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
