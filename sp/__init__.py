@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sp import costs, data
     from sp.api import check, estimate, inspect, parallelize
     from sp.chain import parallelize_chain
+    from sp.counting import count
     from sp.errors import (
         InputError,
         RankMismatchError,
@@ -45,6 +46,7 @@ __all__ = [
     "ValidationError",
     "check",
     "costs",
+    "count",
     "data",
     "estimate",
     "fully_shard",
@@ -64,6 +66,7 @@ _HOMES = {
     "STRATEGIES": "sp.strategy",
     "MeshGroups": "sp.mesh",
     "ParallelModule": "sp.module",
+    "count": "sp.counting",
     "fully_shard": "sp.wiring",
     "measure_machine": "sp.measure",
     "parallelize_chain": "sp.chain",

@@ -8,18 +8,28 @@ from collections.abc import Sequence
 
 from sp.executable import Executable
 from sp.granted import difference
+from sp.runtime.tally import tallies_of
 
 MANY = 8
 
 _LOG = logging.getLogger(__name__)
 
 
-def note_capture(executables: Sequence[Executable], model: str, seconds: float) -> None:
-    """The latest has been built in so many seconds."""
-    latest = executables[-1]
+def note_capture(executables: Sequence[Executable], model: str, seconds: float, group: str) -> None:
+    """The latest has been built in so many seconds.  group: the name of the world that the model runs in."""
+    *others, latest = executables
+    for tally in tallies_of(group):
+        tally.captures, tally.capture_s = tally.captures + 1, tally.capture_s + seconds
+        tally.recaptures += any(known.shared == latest.shared for known in others)
     name, lengths = latest.program.strategy.name, ", ".join(f"{length:,}" for length in latest.lengths)
     _LOG.info("capture %d of %s: %s, %s tokens, %.1f s", len(executables), model, name, lengths, seconds)
     warn_of_many(executables)
+
+
+def note_call(executable: Executable, group: str) -> None:
+    """It is about to run, for the first time or again."""
+    for tally in tallies_of(group):
+        tally.calls, tally.reused = tally.calls + 1, tally.reused + (executable.calls > 0)
 
 
 def warn_of_many(executables: Sequence[Executable]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from sp.captures import note_capture
+from sp.captures import note_call, note_capture
 from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
 from sp.facade import Facade, outside_of_graphs
@@ -81,6 +81,7 @@ class ParallelModule(Facade):
         if held is not None and self.options.inputs == CONTIGUOUS:
             request = dealt(request, held, self.layout)
         seed = draw_seed(world, self.options.generator, self._parameter_device()) if executable.is_noisy else None
+        note_call(executable, self.options.group)
         output = executable(self.plain, request, lengths, seed)
         watch_sums(output, lambda: self.options.sync_gradients)
         return output
@@ -199,7 +200,7 @@ class ParallelModule(Facade):
         if self.options.validate and request.past is None:
             self._validate(request, lengths)
         self.executables.append(made)
-        note_capture(self.executables, type(self.plain).__name__, time.perf_counter() - start)
+        note_capture(self.executables, type(self.plain).__name__, time.perf_counter() - start, self.options.group)
         return made
 
     def _validate(self, request: Request, lengths: Lengths) -> None:

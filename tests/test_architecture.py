@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # an arrow wherever it stands, inside a function or for the type checker too.
 FACTS = "crossing errors heads layout mask plan score steps strategy tile traffic"
 CALLS = "fitting options request executable"
-INTERFACE = "measure mesh register tracing wiring api chain data"
+INTERFACE = "counting measure mesh register tracing wiring api chain data"
 ARROWS = {
     "errors": ("", ""),
     "heads": ("", ""),
@@ -67,7 +67,7 @@ ARROWS = {
         f"{FACTS} caches choice costs divisors fsdp program passes pieces options request runtime.world",
         "torch sympy",
     ),
-    "captures": ("executable granted", "torch"),
+    "captures": ("executable granted runtime.tally", "torch"),
     "validation": (f"{FACTS} fsdp program show.words runtime.world passes testing options request executable", "torch"),
     "fitting": (f"{FACTS} options request runtime.shards runtime.world", "torch"),
     "module": (
@@ -77,6 +77,7 @@ ARROWS = {
     "register": (f"{FACTS} passes executable testing", "torch"),
     "api": (f"{FACTS} costs mesh show passes options request executable validation module", "torch"),
     "tracing": ("mesh runtime.comm runtime.world", "torch"),
+    "counting": ("mesh module runtime.tally runtime.world show.words", "torch"),
     "cli": ("api errors strategy costs show models testing validation", "torch click transformers"),
     "chain": ("api errors mesh passes.input_dims", "torch"),
     "data": ("errors mesh module runtime.shards runtime.world", "torch"),

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sp.runtime.host import HostGroup, HostWork, crosses_host
 from sp.runtime.spans import span
+from sp.runtime.tally import ALL_TO_ALL, EXCHANGE, GATHER, Tally, note_message, note_sum, timers_of_sum, waiting
 from sp.runtime.world import World
 
 Work = dist.Work | HostWork
@@ -37,10 +38,11 @@ class Exchange:
     works: tuple[Work, ...]
     send: Tensor
     receive: Tensor
+    timers: tuple[Tally, ...] = ()
 
     def wait(self) -> Tensor:
         """The received tensor, once it is there (on CUDA: once the current stream may use it)."""
-        with span("wait for {:,} bytes", self.receive.nbytes):
+        with span("wait for {:,} bytes", self.receive.nbytes), waiting(self.timers):
             for work in self.works:
                 work.wait()
         return self.receive
@@ -58,8 +60,9 @@ def post_exchange(world: World, send: Tensor, to: int, receive: Tensor, source: 
     assert receive.is_contiguous(), "only contiguous tensors travel"
     group = _reaching(world.group, send.device)
     post = _post_each if send.device.type == "cpu" or isinstance(group, HostGroup) else _post_batched
+    timers = note_message(world, EXCHANGE, send.nbytes, receive.nbytes)
     with span("send {:,} bytes to rank {}, receive from rank {}", send.nbytes, to, source):
-        return Exchange(post(group, send, to, receive, source, tag), send, receive)
+        return Exchange(post(group, send, to, receive, source, tag), send, receive, timers)
 
 
 def _reaching(group: dist.ProcessGroup, device: torch.device) -> Any:
@@ -95,7 +98,7 @@ def all_reduce(world: World, x: Tensor, op: Any) -> Tensor:
     if world.group is not None and total.numel():
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        with span("all-reduce {:,} bytes", total.nbytes):
+        with span("all-reduce {:,} bytes", total.nbytes), waiting(note_sum(world, total)):
             _reaching(world.group, x.device).allreduce([total], options).wait()
     return total
 
@@ -105,13 +108,14 @@ def start_sum(world: World, x: Tensor) -> None:
 
     torch keeps the request with the memory of `x`, as it does for its functional collectives."""
     if world.group is not None and x.numel():
+        note_sum(world, x, posted=True)
         with span("post a sum of {:,} bytes", x.nbytes):
             torch.ops._c10d_functional.all_reduce_(x, "sum", world.group.group_name)
 
 
 def finish_sum(x: Tensor) -> None:
     """Wait for what `start_sum` has started, if anything (on CUDA: until the current stream may use it)."""
-    with span("wait for a sum of {:,} bytes", x.nbytes):
+    with span("wait for a sum of {:,} bytes", x.nbytes), waiting(timers_of_sum(x)):
         torch.ops._c10d_functional.wait_tensor(x)
 
 
@@ -132,11 +136,12 @@ class Gathering:
     received: tuple[Tensor, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
+    timers: tuple[Tally, ...] = ()
 
     def wait(self) -> list[Tensor]:
         """Every rank's tensor (on CUDA: once the current stream may use it)."""
         if self.work is not None:
-            with span("wait for {:,} bytes of each rank", self.send.nbytes):
+            with span("wait for {:,} bytes of each rank", self.send.nbytes), waiting(self.timers):
                 self.work.wait()
         sizes = [prod(shape) * self.dtype.itemsize for shape in self.shapes]
         parts = zip(self.received, sizes, self.shapes, strict=True)
@@ -153,11 +158,12 @@ def start_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> Ga
     if padded.numel() < size:
         padded = torch.cat([padded, padded.new_zeros(size - padded.numel())])
     received = [padded.clone()] if world.group is None else [padded.new_empty(size) for _ in shapes]
-    work = None
+    work, timers = None, ()
     if world.group is not None and size:
+        timers = note_message(world, GATHER, *[size * (world.size - 1)] * 2)
         with span("gather {:,} bytes of each rank", size):
             work = _reaching(world.group, x.device).allgather([received], [padded])
-    return Gathering(work, padded, tuple(received), tuple(tuple(shape) for shape in shapes), x.dtype)
+    return Gathering(work, padded, tuple(received), tuple(tuple(shape) for shape in shapes), x.dtype, timers)
 
 
 def all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequence[int]) -> Tensor:
@@ -176,6 +182,7 @@ def start_all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequ
     received = send.new_empty(sum(source))
     counts = [[count * width for count in side] for side in (source, to)]
     group = _reaching(world.group, send.device)
+    timers = note_message(world, ALL_TO_ALL, *(sum(side) - side[world.rank] for side in reversed(counts)))
     with span("all-to-all of {:,} bytes", send.nbytes):
         work = group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts)
-    return Exchange((work,), send, received)
+    return Exchange((work,), send, received, timers)
