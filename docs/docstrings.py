@@ -4,11 +4,13 @@ name: what it is,             →   :name: what it is, more of it
     more of it
 
     code = example()          →   .. code-block:: python
+>>> example()                 →   .. code-block:: pycon
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -26,6 +28,13 @@ def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _paragraph(lines: list[str]) -> list[str]:
+    if lines[0].lstrip().startswith(">>> "):
+        return [
+            ".. code-block:: pycon",
+            "",
+            *(f"    {line}" for line in textwrap.dedent("\n".join(lines)).split("\n")),
+            "",
+        ]
     if all(line.startswith("    ") for line in lines):
         return [".. code-block:: python", "", *lines, ""]
     return [line for entry in _entries(lines) for line in _entry(" ".join(part.strip() for part in entry))]

@@ -11,20 +11,19 @@ import torch
 from torch import nn
 
 from sp import costs
-from sp.costs import Estimates, Machine, ModelShape, Sharding, find_machine
+from sp.asked import AUTO, checked_plain, find_or_choose, options_of
+from sp.costs import Estimates, Machine, ModelShape, Sharding
 from sp.errors import InputError, StrategyError
 from sp.executable import build, estimate_call
 from sp.mesh import Mesh, bind_mesh
 from sp.module import ParallelModule
-from sp.options import BLOCKS, INPUTS, Options
 from sp.passes.input_dims import SequenceDim
-from sp.passes.output_forms import FORMS, OutputForm
+from sp.passes.output_forms import OutputForm
 from sp.request import Request
 from sp.show import Report
-from sp.strategy import Strategy, bind_names, bind_size, find_strategy
+from sp.strategy import bind_names, bind_size, find_strategy
 from sp.validation import CheckReport, check_call
 
-AUTO = "auto"
 Form = Literal["global", "local", "contiguous"]
 
 
@@ -49,11 +48,13 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
+        >>> pmodel = sp.parallelize(model, "striped", compile=False)
+        >>> pmodel(ids, labels=ids).loss.backward()
+
     model: any nn.Module that torch.export can trace.  Its parameters are shared with the result, not copied.
     strategy: a name in `sp.STRATEGIES`, or "auto": the first capture takes the fastest that fits into memory, as
         `sp.estimate` sees it on `machine` (a name in `sp.costs.MACHINES`, one of your own, None goes by the device).
-    mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.  Strategies
-        of two axes take a two-dimensional DeviceMesh, whose second axis are neighbours, or `sp.MeshGroups`.
+    mesh: a ProcessGroup or DeviceMesh (two axes, neighbours last, or `sp.MeshGroups`, where it takes two); None: all.
     example_args, example_kwargs: given, the model is captured now instead of at its first call.
     sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
@@ -68,13 +69,11 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     memory_budget: the share of activations that a compiled step may keep.  checkpoint: True keeps only the inputs of
         blocks, compiled or not.  The rest is recomputed, but for what communicates; docs/memory.md says how.
 
-    Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
-    RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
-    options = _options(*bind_mesh(_find(strategy), mesh), sequence_dim, inputs, outputs, compile, kernel)
-    _check_budget(memory_budget, compile)
-    _check_plain(model)
-    options = replace(options, machine=_machine(machine), memory_budget=memory_budget, sync_gradients=sync_gradients)
-    parallel = ParallelModule(model, replace(options, generator=generator, validate=validate, checkpoint=checkpoint))
+    Raises StrategyError for an unknown strategy, mesh, machine or option; for a call's errors see `ParallelModule`."""
+    bound = bind_mesh(find_or_choose(strategy), mesh)
+    asked = options_of(*bound, sequence_dim, inputs, outputs, compile, kernel, machine, memory_budget)
+    asked = replace(asked, sync_gradients=sync_gradients, generator=generator, validate=validate, checkpoint=checkpoint)
+    parallel = ParallelModule(checked_plain(model), asked)
     if example_args is not None or example_kwargs is not None:
         parallel.capture(example_args or (), example_kwargs or {})
     return parallel
@@ -94,11 +93,16 @@ def inspect(
 ) -> Report:
     """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group.
 
+        >>> print(sp.inspect(model, (ids,), {"labels": ids}, strategy="zigzag", world_size=4))
+        strategy      zigzag = zigzag layout + ring transport
+        world         4 ranks
+        sequence      24 tokens, 6 on each rank
+        …
+
     world_size: (outer, inner) for strategies of two axes."""
-    _check_plain(model)
-    bound, shape = bind_size(_find(strategy), world_size)
-    options = _options(bound, "", sequence_dim, "global", outputs, False, kernel)
-    options = replace(options, machine=_machine(machine))
+    checked_plain(model)
+    bound, shape = bind_size(find_or_choose(strategy), world_size)
+    options = options_of(bound, "", sequence_dim, "global", outputs, kernel=kernel, machine=machine)
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     executable = build(model, request, request.lengths, options, shape)
     return Report(executable.program, prod(shape), request.lengths, executable.captured, executable.estimates)
@@ -121,13 +125,10 @@ def estimate(
 ) -> Estimates:
     """What one training step over `length` tokens would take on `world` ranks, for each strategy.
 
-        llama = sp.costs.ModelShape(layers=32, width=4096, heads=32, kv_heads=8, head_width=128,
-                                    mlp_width=14336, vocab_size=128256)
-        estimates = sp.estimate(llama, 1_048_576, 64, "h100")
-        print(estimates)  # a table, with reasons
-        estimates.best.strategy.name  # for sp.parallelize
-
-        sp.estimate(model, 1_048_576, 64, "h100", args=(ids,), kwargs={"labels": ids})  # any model, meta ones too
+        >>> print(sp.estimate(llama, 1_048_576, 64, "h100"))  # a table, with reasons; llama: an sp.costs.ModelShape
+        1,048,576 tokens on 64 ranks of h100; …
+        >>> any_model = sp.estimate(model, 240, 8, "h100", args=(ids,), kwargs={"labels": ids})  # meta ones too
+        >>> strategy = any_model.best.strategy.name  # for sp.parallelize
 
     model: the sizes of a decoder, for one sequence, causal or not; or a model, which is captured as `parallelize` would
         capture the call of args and kwargs, and weighed with its own masks, for a batch as the call has it.
@@ -148,7 +149,7 @@ def estimate(
             model, length, world, machine, causal=causal, recompute=recompute, sharding=sharding, strategies=strategies
         )
     _check_whole(model, causal, recompute, sharding)
-    options = replace(_options(None, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
+    options = options_of(None, "", sequence_dim, "global", outputs, machine=machine)
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     _, shape = bind_size(None, world)
     known = None if strategies is None else bind_names(strategies, world)
@@ -169,6 +170,9 @@ def check(
 ) -> CheckReport:
     """Run the plain model and the transformed program side by side on small inputs, and compare all that they make.
 
+        >>> sp.check(nn.Linear(4, 4), (torch.ones(1, 8, 4),), world_size=2).exact
+        True
+
     In a world of `world_size` threads of this process: no launcher and no process group.  Compared are all outputs,
     the gradients of all parameters and of the inputs that require them (of the output named `loss`, and of all
     floating outputs, each element weighted at random), and what the call changes in buffers and inputs.
@@ -181,11 +185,11 @@ def check(
 
     Raises UnsupportedModelError where the model is refused, InputError where there is nothing to try, and
     ValidationError where the transformed program fails.  Errors of a program that runs are in the report."""
-    _check_plain(model)
+    checked_plain(model)
     if strategy == AUTO:
         raise StrategyError("there is nothing to check of 'auto': it depends on length and machine", needed="a name")
     bound, shape = bind_size(find_strategy(strategy), world_size)
-    options = _options(bound, "", sequence_dim, "global", "global", False, kernel)
+    options = options_of(bound, "", sequence_dim, "global", "global", kernel=kernel)
     return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
 
 
@@ -193,56 +197,4 @@ def _check_whole(model: nn.Module, causal: bool, recompute: bool, sharding: Shar
     if recompute or sharding or not causal:
         found = "causal, recompute and sharding are for a ModelShape"
         raise InputError(found, needed="a model's own masks, and all it keeps")
-    _check_plain(model)
-
-
-def _check_plain(model: nn.Module) -> None:
-    if isinstance(model, ParallelModule):
-        raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.plain`")
-
-
-def _options(
-    strategy: Strategy | None,
-    group: str,
-    sequence_dim: SequenceDim,
-    inputs: str,
-    outputs: OutputForm,
-    compiled: bool | str | Mapping[str, Any],
-    kernel: str | None,
-) -> Options:
-    if inputs not in INPUTS:
-        raise StrategyError(f"inputs cannot be {inputs!r}", needed="'global', 'local' or 'contiguous'")
-    forms = [outputs] if isinstance(outputs, str) else outputs.values()
-    wrong = [form for form in forms if form not in FORMS[: 2 if isinstance(outputs, str) else None]]
-    if wrong:
-        more = "" if isinstance(outputs, str) else ", and 'none' for an output by name"
-        raise StrategyError(f"outputs cannot be {wrong[0]!r}", needed=f"'global' or 'local'{more}")
-    if isinstance(compiled, str) and compiled != BLOCKS:
-        raise StrategyError(
-            f"compile cannot be {compiled!r}", needed="True, False, 'blocks' or options of torch.compile"
-        )
-    if kernel not in (None, "dense", "flash"):
-        raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
-    return Options(strategy, group, sequence_dim, inputs, outputs, compiled, kernel)
-
-
-def _find(strategy: str) -> Strategy | None:
-    """None stands for a choice."""
-    return None if strategy == AUTO else find_strategy(strategy)
-
-
-def _machine(machine: Machine | str | None) -> Machine | None:
-    return None if machine is None else find_machine(machine)
-
-
-def _check_budget(budget: float, compiled: bool | str | Mapping[str, Any]) -> None:
-    if not 0 <= budget <= 1:
-        raise StrategyError(f"memory_budget is {budget}", needed="a share from 0.0 to 1.0")
-    settings = compiled if isinstance(compiled, Mapping) else {}
-    wrong = [word for word in ("mode", "backend") if settings.get(word) not in (None, "inductor", "default")]
-    if budget < 1 and (not compiled or wrong):
-        raise StrategyError(
-            f"memory_budget is {budget} with {'compile=False' if not compiled else f'a {wrong[0]} of your own'}",
-            needed="Inductor, which decides what is recomputed",
-            remedy="compile=True, or a mapping with options alone",
-        )
+    checked_plain(model)

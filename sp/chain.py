@@ -33,6 +33,10 @@ def parallelize_chain(
 ) -> nn.ModuleList:
     """The same layers, to be put in their place: names, parameters and what they compute stay as they are.
 
+        >>> layers = sp.parallelize_chain([nn.Linear(4, 8), nn.Linear(8, 4)], compile=False)
+        >>> nn.Sequential(*layers)(torch.ones(1, 6, 4)).shape
+        torch.Size([1, 6, 4])
+
     Each layer must be called on what the one before it has returned, and on nothing else that holds the sequence:
     between them a rank holds its own tokens.  What the first layer takes and the last one returns is whole, with whole
     gradients, the same on every rank.  The options are those of `sp.parallelize`.

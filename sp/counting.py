@@ -22,7 +22,13 @@ from sp.show.words import table
 @dataclass(frozen=True)
 class Messages:
     """Of one kind ("exchange": a hop of a ring, "all-gather", "all-to-all", "sum"): how many this rank has posted, and
-    the bytes that have left it for other ranks and come from them."""
+    the bytes that have left it for other ranks and come from them.
+
+        >>> with sp.count(pmodel) as meter:
+        ...     loss = pmodel(ids, labels=ids).loss
+        >>> meter.counts.kinds[0]  # a world of one has nobody to talk to
+        Messages(kind='exchange', messages=0, sent=0, received=0)
+    """
 
     kind: str
     messages: int
@@ -34,11 +40,15 @@ class Messages:
 class Counts:
     """What one rank has done since counting began.
 
-        >>> with sp.count(pmodel) as meter:
-        ...     _ = pmodel(ids)
-        >>> meter.counts.calls, meter.counts.sent, [each.kind for each in meter.counts.kinds]
-        (1, 0, ['exchange', 'all-gather', 'all-to-all', 'sum'])
-        >>> meter.counts.as_dict()["reused"]
+        >>> def step(group):
+        ...     linear = sp.parallelize(nn.Linear(4, 4), mesh=group, compile=False)
+        ...     with sp.count(linear) as meter:
+        ...         linear(torch.ones(1, 8, 4))
+        ...     return meter.counts
+        >>> counts, other = sp.testing.run_ranks(2, step)
+        >>> counts.messages, counts.sent, counts.received  # two statements of 2,048 bytes, and 4 tokens of the output
+        (3, 4160, 4160)
+        >>> counts.as_dict()["captures"]
         1
 
     calls: of parallelized models.  reused: those whose graph had run before.  captures: graphs that were made, in
@@ -93,7 +103,7 @@ class Meter:
     """Counts while the block of `sp.count` lasts.
 
     >>> with sp.count(pmodel) as meter:
-    ...     _ = pmodel(ids)
+    ...     loss = pmodel(ids, labels=ids).loss
     ...     print(meter.counts.calls)
     1
     """

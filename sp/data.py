@@ -21,10 +21,16 @@ from sp.module import ParallelModule
 from sp.runtime.shards import BoundLayout
 from sp.runtime.world import find_world
 
+__all__ = ["Stream", "cut", "sampler", "sequence_groups", "stream"]
+
 
 @dataclass(frozen=True)
 class Stream:
-    """Which of `count` streams of batches a rank reads: all ranks that share a sequence the same one."""
+    """Which of `count` streams of batches a rank reads: all ranks that share a sequence the same one.
+
+    >>> sp.data.stream(pmodel) == sp.data.Stream(number=0, count=1)
+    True
+    """
 
     number: int
     count: int
@@ -32,6 +38,9 @@ class Stream:
 
 def stream(mesh: Mesh | ParallelModule, *, axis: str | Sequence[str] = "sp") -> Stream:
     """The stream of this rank.
+
+        >>> sp.data.stream(pmodel)
+        Stream(number=0, count=1)
 
     mesh: a DeviceMesh with `axis` (two names, for strategies of two axes) and others, along which batches differ; or
         what `sp.parallelize` took, or the parallelized model: then all ranks of the world call it together, and each
@@ -84,6 +93,9 @@ def _of_groups(mine: list[int]) -> Stream:
 def sequence_groups(mine: Sequence[int]) -> list[tuple[int, ...]]:
     """The groups of ranks that share a sequence, in order; every rank says with whom it does, all together.
 
+        >>> sp.data.sequence_groups([0])
+        [(0,)]
+
     StrategyError where they are of different sizes, or do not make up the world."""
     if not dist.is_initialized():
         return [tuple(mine)]
@@ -110,6 +122,11 @@ def sampler(
 ) -> DistributedSampler[Any]:
     """torch's DistributedSampler with one replica for all ranks that share a sequence, see `stream`.
 
+        >>> documents = ["one", "two", "three"]
+        >>> sampler = sp.data.sampler(documents, pmodel, shuffle=False)
+        >>> [documents[number] for number in sampler]
+        ['one', 'two', 'three']
+
     Call its `set_epoch` as always."""
     mine = stream(mesh, axis=axis)
     return DistributedSampler(
@@ -119,6 +136,12 @@ def sampler(
 
 def cut(batch: Mapping[str, Any], layout: BoundLayout, dim: int | Mapping[str, int] = 1) -> dict[str, Any]:
     """A batch that every rank has whole → this rank's shard of each tensor, for `inputs="local"`.
+
+        >>> batch = {"input_ids": torch.arange(6)[None], "name": "six"}
+        >>> def mine(group):
+        ...     return sp.data.cut(batch, sp.parallelize(model, "striped", mesh=group).layout)
+        >>> sp.testing.run_ranks(2, mine)
+        [{'input_ids': tensor([[0, 2, 4]]), 'name': 'six'}, {'input_ids': tensor([[1, 3, 5]]), 'name': 'six'}]
 
     dim: where the tensors hold the sequence, or a dim for each that does, by name.  For one number, tensors without
     such a dim, or with one element there, stay as they are, as does what is no tensor.

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 
 
 class SpError(ValueError):
-    """Base of every error that `sp` raises for a person to read and act on."""
+    """Base of every error that `sp` raises for a person to read and act on.
+
+    >>> try:
+    ...     sp.parallelize(model, "stripped")
+    ... except sp.SpError as error:
+    ...     print(str(error).splitlines()[0])
+    there is no strategy 'stripped'
+    """
 
     def __init__(self, found: str, *, needed: str | None = None, remedy: str | None = None) -> None:
         lines = [found]
@@ -25,23 +32,63 @@ class SpError(ValueError):
 
 
 class StrategyError(SpError):
-    """The strategy, mesh or option asked for does not exist or does not fit this world."""
+    """The strategy, mesh or option asked for does not exist or does not fit this world.
+
+    >>> sp.parallelize(model, "usp", mesh=sp.StrategyError)
+    Traceback (most recent call last):
+        ...
+    sp.errors.StrategyError: mesh is a type
+      needed: a DeviceMesh, process groups or None
+    """
 
 
 class InputError(SpError):
-    """The call's arguments cannot be spread over this world."""
+    """The call's arguments cannot be spread over this world.
+
+    >>> try:
+    ...     sp.estimate(llama, 3, 8, "h100")
+    ... except sp.InputError as error:
+    ...     print(error)
+    3 tokens for 8 ranks
+      needed: at least one token for each rank
+    """
 
 
 class RankMismatchError(SpError):
-    """Ranks of one group disagree about program or inputs; raised on every rank."""
+    """Ranks of one group disagree about program or inputs; raised on every rank.
+
+    >>> def train(group):
+    ...     try:
+    ...         sp.parallelize(model, mesh=group)(ids + group.rank())
+    ...     except sp.RankMismatchError as error:
+    ...         return str(error).partition(":")[0]
+    >>> sp.testing.run_ranks(2, train)
+    ['the ranks disagree about the contents of the inputs', 'the ranks disagree about the contents of the inputs']
+    """
 
 
 class RuleError(SpError):
-    """A placement rule that was to be registered cannot be read, is not true, or is one too many."""
+    """A placement rule that was to be registered cannot be read, is not true, or is one too many.
+
+    >>> try:
+    ...     sp.register_rule("mylib::thrice", "pointwise", trusted=True)
+    ... except sp.RuleError as error:
+    ...     print(error)
+    there is no such op
+      needed: an op of torch.library, or its name as in 'mylib::scaled_norm'
+      remedy: a Python function is traced through: make it an op with torch.library.custom_op
+    """
 
 
 class ValidationError(SpError):
-    """The transformed program was run beside the plain model and does not compute the same, or fails."""
+    """The transformed program was run beside the plain model and does not compute the same, or fails.
+
+    >>> linear = sp.parallelize(nn.Linear(4, 4), compile=False, validate=True)
+    >>> try:
+    ...     out = linear(torch.ones(1, 8, 4))
+    ... except sp.ValidationError:
+    ...     print("do not train with it")
+    """
 
 
 @dataclass(frozen=True)
@@ -66,6 +113,15 @@ class Refusal:
 
 class UnsupportedModelError(SpError):
     """The model cannot be captured or transformed exactly.
+
+        >>> class Mixes(nn.Linear):
+        ...     def forward(self, x):
+        ...         return super().forward(x).transpose(1, 2).reshape(x.shape)
+        >>> try:
+        ...     report = sp.inspect(Mixes(4, 4), (torch.ones(1, 8, 4),))
+        ... except sp.UnsupportedModelError as error:
+        ...     print(error.refusals[0].why)
+        it reshapes …
 
     `refusals` holds every reason, not only the first.
     """

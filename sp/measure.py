@@ -29,6 +29,10 @@ def measure_machine(
 ) -> Machine:
     """The machine at hand, for `sp.estimate` and `machine=`; takes a second.  All ranks of `mesh` call it.
 
+        >>> here = sp.measure_machine()
+        >>> here.name, here.matmul_flops > 1e9
+        ('cpu, measured', True)
+
     Measured are products of matrices and attention of `dtype` on `device`, copies, and exchanges between neighbours of
     the group, as it lies: what is between nodes and what is inside is not told apart.  Kernel tiles, memory and how
     much slower bands are come from `sp.costs.MACHINES`, by the device.  Without other ranks so do the links."""

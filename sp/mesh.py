@@ -22,6 +22,12 @@ from sp.strategy import Strategy, place
 class MeshGroups:
     """A mesh of two axes for those who have process groups and no DeviceMesh: this rank's three.
 
+        >>> def two_axes(groups):  # what run_mesh makes is such a mesh
+        ...     mesh = sp.MeshGroups(groups.whole, groups.outer, groups.inner)
+        ...     return mesh.shape, " with axes " in mesh.name, sp.parallelize(model, "usp", mesh=mesh).layout.name
+        >>> sp.testing.run_mesh((2, 2), two_axes)[0]
+        ((2, 2), True, 'striped/2')
+
     whole: of all ranks; rank r of it is rank r // inner.size() of `outer` and rank r % inner.size() of `inner`."""
 
     whole: dist.ProcessGroup
@@ -35,6 +41,7 @@ class MeshGroups:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """How many ranks the outer axis has, and the inner one."""
         return self.outer.size(), self.inner.size()
 
 

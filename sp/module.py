@@ -38,6 +38,14 @@ VALIDATION_RANKS = 4
 class ParallelModule(Facade):
     """The same model, its sequence spread over the ranks.  Made by `sp.parallelize`.
 
+        >>> pmodel(ids, labels=ids).logits.shape  # pmodel.forward, as torch calls it
+        torch.Size([1, 24, 256])
+        >>> pmodel.capture((ids,), {"labels": ids})
+        >>> len(pmodel.graph_module.graph.nodes) > len(pmodel.captured.graph.nodes)
+        True
+        >>> pmodel.layout.name, pmodel.report()
+        ('striped', <Report: striped, world 1, 24 tokens>)
+
     It shares the model's parameters, buffers and submodules under their own names, see `Facade`.  `.plain` is the model
     itself."""
 
@@ -68,7 +76,9 @@ class ParallelModule(Facade):
         return Report(latest.program, world, latest.lengths, latest.captured, self.executables[0].estimates)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's own forward.  Whatever does not fit is raised on all ranks before any data is exchanged."""
+        """As the model's own forward.
+
+        Raises InputError, RankMismatchError or UnsupportedModelError, on all ranks and before any data is exchanged."""
         return self._agree_and_run(args, kwargs)
 
     @outside_of_graphs
@@ -89,6 +99,13 @@ class ParallelModule(Facade):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own `generate`, every forward of it on all ranks.  All ranks call it alike, and get the same.
 
+            >>> class Greedy(GPT):
+            ...     def generate(self, ids):  # a single token
+            ...         return torch.cat([ids, self(ids).logits[:, -1:].argmax(-1)], 1)
+            >>> greedy = Greedy(GPTConfig(layers=1, heads=2, width=16))
+            >>> sp.parallelize(greedy, compile=False).generate(ids).shape
+            torch.Size([1, 25])
+
         Keys and values stay on their ranks: a step sends a few numbers for each head.  RankMismatchError where tokens
         are sampled and the ranks' random states differ."""
         return generate(self, self.plain, find_world(self.options.group), args, kwargs)
@@ -97,10 +114,9 @@ class ParallelModule(Facade):
     def no_sync(self) -> Generator[None]:
         """For several backwards before one step of the optimizer: gradients are summed over the ranks once, at the end.
 
-            with pmodel.no_sync():
-                for batch in batches:
-                    pmodel(**batch).loss.backward()
-            optimizer.step()
+            >>> with pmodel.no_sync():
+            ...     for batch in (ids, ids.flip(1)):
+            ...         pmodel(batch, labels=batch).loss.backward()
 
         Unlike DDP's, it takes in the last backward too.  Where others sum (`sync_gradients=False`) nothing changes."""
         before = self.options

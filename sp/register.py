@@ -22,7 +22,13 @@ POINTWISE = "pointwise"
 
 @dataclass(frozen=True)
 class Registration:
-    """A rule in the book.  tried: how often the oracle has found it exact.  As a context manager, it ends with it."""
+    """A rule in the book.  tried: how often the oracle has found it exact.  As a context manager, it ends with it.
+
+    >>> with sp.register_rule("mylib::twice", "pointwise", examples=[(torch.ones(2, 8, 4),)]) as rule:
+    ...     print(rule.tried > 0)  # models that are captured here may call it
+    True
+    >>> sp.register_rule("mylib::twice", "pointwise", trusted=True).remove()
+    """
 
     entry: Entry
     tried: int
@@ -42,6 +48,8 @@ def register_rule(
     op: Op, rule: str | Rule, *, examples: Sequence[Sequence[Any]] = (), trusted: bool = False
 ) -> Registration:
     """Say where the sequence lives in the result of `op`, given where it lives in its operands.
+
+        >>> rule = sp.register_rule("mylib::twice", "pointwise", examples=[(torch.ones(2, 8, 4),)])
 
     op: an op of `torch.library` (or its name, "mylib::scaled_norm"); the rule is for all its overloads.
     rule: "... d!, d! -> ... d": one term for each tensor operand, in order, then one for the result (of several

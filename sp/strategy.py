@@ -1,6 +1,9 @@
 """Strategies: a named pair of a layout and a transport.  A strategy is a line in this table, never a file.
 
 Some take a mesh of two axes: the outer one over slow links, the inner one between neighbours.
+
+    >>> sp.STRATEGIES["zigzag"].layout, sp.STRATEGIES["zigzag"].transport
+    ('zigzag', 'ring')
 """
 
 from __future__ import annotations

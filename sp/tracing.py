@@ -26,6 +26,9 @@ from sp.runtime.world import World, find_world
 def trace(path: str | Path, mesh: Mesh = None) -> Generator[torch.profiler.profile]:
     """Record what every rank of `mesh` does inside, and write it to one file.  All ranks call it with the same path.
 
+        >>> with sp.trace("step.json"):
+        ...     pmodel(ids, labels=ids).loss.backward()
+
     path: of a Chrome trace in JSON, in a folder that all ranks see.  mesh: as `sp.parallelize` takes it.
     Yields torch's profiler of this rank.  Ranks are the rows of the trace, their clocks as the machines have them."""
     world = find_world(bind_mesh(None, mesh)[1])

@@ -35,9 +35,9 @@ def fully_shard(
 ) -> ParallelModule:
     """`model` with its parameters sharded over all of `mesh`, its sequence spread over the axis `axis` of it.
 
-        mesh = init_device_mesh("cuda", (4, 8), mesh_dim_names=("dp", "sp"))
-        model = sp.fully_shard(model, mesh)
-        optimizer = torch.optim.AdamW(model.parameters())       # after: the parameters are DTensors now
+        >>> mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "sp"))  # ("cuda", (4, 8))
+        >>> model = sp.fully_shard(model, mesh)
+        >>> optimizer = torch.optim.AdamW(model.parameters())  # after: the parameters are DTensors now
 
     Blocks are the elements of the model's outermost lists; each is gathered when it runs.  Ranks along `axis` get the
     same batch, ranks along the other axes batches of their own; the gradient is that of the mean of their losses, as

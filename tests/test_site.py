@@ -47,3 +47,10 @@ def test_terms_code_and_text(convert):
         "    how many and a line that goes on.",
         "",
     ]
+
+
+@pytest.mark.parametrize("indent", ["", "    "])
+def test_examples_are_sessions(convert, indent):
+    """Those of a docstring with nothing else stand at its margin, where the formatter puts them."""
+    lines = [f"{indent}>>> names: dict = {{}}", f"{indent}{{'a': 1}}"]
+    assert convert(lines) == [".. code-block:: pycon", "", "    >>> names: dict = {}", "    {'a': 1}", ""]

@@ -25,6 +25,10 @@ _NOTHING = Phase(0.0, 0.0, 0.0, 0.0)
 class Estimate:
     """One strategy: one training step, as the slowest rank sees it.
 
+        >>> ring = sp.estimate(llama, 1_048_576, 64, "h100")["ring"]
+        >>> ring.seconds > ring.exposed, ring.sent > 2**30
+        (True, True)
+
     forward, backward: attention.  outputs: gathering those that are asked for whole.  parameters: gathering them where
     they are sharded, and scattering gradients.  dense: seconds of everything else that is computed.  memory: bytes of
     one rank, for activations, buffers, parameters and their gradients.  fits: whether the machine has so many.
@@ -66,6 +70,12 @@ class Estimate:
 class Estimates:
     """What `estimate` found; `print(estimates)` shows it as a table, the fastest strategy first.
 
+        >>> estimates = sp.estimate(llama, 65_536, 8, "h100", strategies=["ring", "striped"])
+        >>> estimates.length, estimates.best.strategy.name, estimates["ring"].balance < estimates["striped"].balance
+        (65536, 'striped', True)
+        >>> list(estimates.as_dict())
+        ['machine', 'estimates', 'refused']
+
     refused: of the strategies that this world cannot run, the name and the reason."""
 
     workload: Workload
@@ -76,6 +86,7 @@ class Estimates:
 
     @property
     def length(self) -> int:
+        """Tokens of the whole sequence."""
         return self.workload.length
 
     @property
@@ -110,7 +121,11 @@ def estimate(
     sharding: Sharding | None = None,
     strategies: Sequence[str] | None = None,
 ) -> Estimates:
-    """The estimates of a model that is known by its sizes; see `sp.estimate`."""
+    """The estimates of a model that is known by its sizes; see `sp.estimate`.
+
+    >>> sp.costs.estimate(llama, 65_536, 8, "h100").best.strategy.name
+    'zigzag'
+    """
     _, mesh = bind_size(None, world)
     only = None if strategies is None else bind_names(strategies, world)
     work = shape.workload(length, causal=causal, recompute=recompute)
@@ -125,6 +140,10 @@ def estimate_workload(
     sharding: Sharding | None = None,
 ) -> Estimates:
     """Each strategy that a mesh of this shape can run, in the order of the table, or some alone, bound to the mesh.
+
+        >>> found = sp.costs.estimate_workload(llama.workload(65_536), (2, 4), sp.costs.MACHINES["h100"])
+        >>> [each.strategy.name for each in found.found]
+        ['usp', 'usp_zigzag', 'double_ring']
 
     Raises InputError for fewer tokens than ranks."""
     world = prod(mesh)

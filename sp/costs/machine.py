@@ -1,4 +1,8 @@
-"""What the cost model knows of a machine, and some machines."""
+"""What the cost model knows of a machine, and some machines.
+
+>>> list(sp.costs.MACHINES)
+['a100', 'h100', 'h800', 'h200', 'cpu']
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,13 @@ class Machine:
         that one fused pass moves (1; four or so where every op is a pass).
     link_*: between ranks of one node, in each direction.  node_*: between nodes, for each rank.
 
-        cluster = dataclasses.replace(sp.costs.MACHINES["h100"], ranks_per_node=4, node_bandwidth=20e9)
+        >>> import dataclasses
+        >>> cluster = dataclasses.replace(sp.costs.MACHINES["h100"], ranks_per_node=4, node_bandwidth=20e9)
+        >>> assert isinstance(cluster, sp.costs.Machine)
+        >>> cluster.hop(1e9, world=4) < cluster.hop(1e9, world=8), cluster.exchange(1e9, world=4) > 0
+        (True, True)
+        >>> cluster.with_latency_of(0.5).link_latency
+        2.5e-06
     """
 
     name: str
@@ -78,7 +88,11 @@ _ASSUMED = "h100"
 
 
 def find_machine(machine: Machine | str) -> Machine:
-    """A machine itself, or the one of that name; StrategyError lists the known ones."""
+    """A machine itself, or the one of that name; StrategyError lists the known ones.
+
+    >>> sp.costs.find_machine("h100").ranks_per_node
+    8
+    """
     if isinstance(machine, Machine):
         return machine
     if machine not in MACHINES:
@@ -92,7 +106,11 @@ def find_machine(machine: Machine | str) -> Machine:
 
 
 def machine_of(device: str, chip: str = "") -> Machine:
-    """The machine of a device type, as `cpu` and `cuda`, and a chip's name; where neither says, one that says so."""
+    """The machine of a device type, as `cpu` and `cuda`, and a chip's name; where neither says, one that says so.
+
+    >>> sp.costs.machine_of("cuda", "NVIDIA H100 80GB HBM3").name, sp.costs.machine_of("xpu").name
+    ('h100', 'h100 (assumed: of xpu nothing is known)')
+    """
     if device == "cpu":
         return MACHINES["cpu"]
     for name, machine in MACHINES.items():

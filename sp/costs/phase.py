@@ -16,6 +16,10 @@ BACKWARD = 2.5  # products of matrices in backward for one in forward: five and 
 class Phase:
     """Attention in forward or in backward, along the critical path, of all layers and one sequence.
 
+        >>> phase = sp.costs.Phase(compute=2.0, merge=0.5, exposed=0.25, sent=1e9)
+        >>> phase.seconds
+        2.75
+
     compute: seconds of the kernel.  merge: of adding up what steps return.  exposed: of transfers that nothing hides.
     sent: bytes that one rank sends."""
 
@@ -26,6 +30,7 @@ class Phase:
 
     @property
     def seconds(self) -> float:
+        """Of all three, one after another."""
         return self.compute + self.merge + self.exposed
 
     def __add__(self, other: Phase) -> Phase:

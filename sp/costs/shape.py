@@ -15,8 +15,19 @@ class ModelShape:
 
     heads, kv_heads: of queries, and of keys and values.  item_bytes: of one number of the activations.
 
-        llama_8b = sp.costs.ModelShape(layers=32, width=4096, heads=32, kv_heads=8, head_width=128,
-                                       mlp_width=14336, vocab_size=128256)
+        >>> llama_8b = sp.costs.ModelShape(
+        ...     layers=32, width=4096, heads=32, kv_heads=8, head_width=128, mlp_width=14336, vocab_size=128256
+        ... )
+        >>> llama_8b.parameters, llama_8b.block_parameters
+        (8029995008, 6979321856)
+        >>> llama_8b.attention.kv_width, llama_8b.dense_flops > llama_8b.parameters
+        (2048, True)
+        >>> llama_8b.activation_bytes(recompute=True) < llama_8b.activation_bytes()
+        True
+        >>> llama_8b.workload(65_536).length
+        65536
+        >>> sp.costs.ModelShape.of(sp.models.LlamaConfig(layers=3)).layers  # or a configuration of transformers
+        3
 
     Raises InputError for sizes that no model has."""
 

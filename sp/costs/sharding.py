@@ -16,7 +16,15 @@ from sp.errors import InputError
 
 @dataclass(frozen=True)
 class Sharding:
-    """ranks: over how many everything is divided; all of the mesh, or of a larger one.
+    """FSDP, for `sp.estimate(sharding=…)`.
+
+        >>> work, over_64 = llama.workload(65_536), sp.costs.Sharding(ranks=64, optimizer_bytes=12)
+        >>> over_64.memory(work) < sp.costs.Sharding(1).memory(work)
+        True
+        >>> over_64.transfers(work, sp.costs.MACHINES["h100"], dense=0.0).exposed > 0
+        True
+
+    ranks: over how many everything is divided; all of the mesh, or of a larger one.
     optimizer_bytes: that it keeps for each parameter: 12 for Adam beside 16-bit parameters (a copy in float32 and two
     moments), 8 without the copy."""
 

@@ -51,7 +51,11 @@ def _row(each: Estimate) -> tuple[str, ...]:
 
 
 def byte_words(count: float) -> str:
-    """`33.5 GiB`, `12.0 MiB`, `0`."""
+    """Bytes for people.
+
+    >>> sp.costs.byte_words(36e9), sp.costs.byte_words(0)
+    ('33.5 GiB', '0')
+    """
     unit, word = next((each for each in _UNITS if count >= each[0]), (1, "B"))
     return f"{count / unit:,.1f} {word}" if count else "0"
 

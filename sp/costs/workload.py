@@ -12,7 +12,12 @@ from sp.mask import Band
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What one token brings to one attention.  item_bytes: of one number of q, k and v."""
+    """What one token brings to one attention.  item_bytes: of one number of q, k and v.
+
+    >>> shape = sp.costs.AttentionShape(heads=32, kv_heads=8, head_width=128, value_width=128, item_bytes=2)
+    >>> shape.pair_flops, shape.kv_width, shape.sum_bytes
+    (16384, 2048, 4)
+    """
 
     heads: int
     kv_heads: int
@@ -39,7 +44,12 @@ class AttentionShape:
 @dataclass(frozen=True)
 class Attending:
     """Attentions that are alike.  count: how many.  batch: sequences of each.  mask: what is known of it beforehand.
-    queries, keys: how many, in the whole sequences.  shared: every rank has all queries (they have no sequence)."""
+    queries, keys: how many, in the whole sequences.  shared: every rank has all queries (they have no sequence).
+
+        >>> (attending,) = llama.workload(65_536).attentions
+        >>> isinstance(attending, sp.costs.Attending), attending.count, str(attending.mask)
+        (True, 32, 'causal')
+    """
 
     shape: AttentionShape
     mask: Band
@@ -52,7 +62,13 @@ class Attending:
 
 @dataclass(frozen=True)
 class Workload:
-    """One step on one batch.  What is counted per token is counted for one position of all sequences of the batch.
+    """One step on one batch.
+
+        >>> work = llama.workload(65_536)
+        >>> isinstance(work, sp.costs.Workload), work.batch, work.parameters
+        (True, 1, 8029995008)
+
+    What is counted per token is counted for one position of all sequences of the batch.
 
     name: of the model, for people.  length: tokens of a sequence.  trains: whether there is a backward.
     token_flops: of everything but attention, forward.  shared_flops: those that every rank computes.

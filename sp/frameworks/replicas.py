@@ -17,6 +17,12 @@ from sp.runtime.world import find_world
 class Replicas:
     """The replicas that all ranks of the default group make up, and the one that this rank belongs to.
 
+        >>> sp.frameworks.Replicas.of(pmodel)
+        Replicas(firsts=(0,), index=0, world=1)
+        >>> four = sp.frameworks.Replicas(firsts=(0, 2), index=1, world=4)  # ranks 0 and 1 share a sequence, 2 and 3
+        >>> four.count, four.once(torch.tensor([10, 10, 11, 11]))
+        (2, tensor([10, 11]))
+
     firsts: of each replica the lowest of its ranks, ascending.  index: of this rank's replica.  world: all ranks."""
 
     firsts: tuple[int, ...]
@@ -43,6 +49,7 @@ class Replicas:
 
     @property
     def count(self) -> int:
+        """How many there are."""
         return len(self.firsts)
 
     def once(self, gathered: Tensor) -> Tensor:

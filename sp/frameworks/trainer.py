@@ -29,9 +29,13 @@ else:  # a mixin stands in front of the user's own Trainer
 class TrainerMixin(Trainer):
     """Makes of a Trainer one for parallelized models, whatever else it was made for:
 
-        class SequenceTrainer(TrainerMixin, Trainer): ...
-
-        trainer = SequenceTrainer(model=sp.parallelize(model, mesh=mesh["sp"]), args=arguments, …)
+        >>> from transformers import Trainer, TrainingArguments
+        >>> class SequenceTrainer(sp.frameworks.TrainerMixin, Trainer): ...
+        >>> arguments = TrainingArguments("out", use_cpu=True, report_to=[])
+        >>> pmodel = sp.parallelize(nn.Linear(4, 4))  # a model of transformers, mesh=mesh["sp"]
+        >>> trainer = SequenceTrainer(model=pmodel, args=arguments)
+        >>> trainer.model is pmodel.plain, trainer.parallel_model is pmodel
+        (True, True)
 
     `trainer.model` is the plain model, as under DDP: it is saved, and callbacks see it.  What trains and evaluates is
     the parallelized one, `trainer.parallel_model`.  Batches are dealt to the groups of ranks that share a sequence: the

@@ -26,6 +26,17 @@ from sp.runtime.world import World, find_world, seat_name
 class BoundLayout:
     """Which rank of a process group holds which token.  `group` is the group's name; "" is a world of one.
 
+        >>> def both_ways(group):
+        ...     layout, ring = (sp.parallelize(model, name, mesh=group).layout for name in ("striped", "ring"))
+        ...     mine = layout.shard(torch.arange(7), dim=0)
+        ...     assert layout.world == 2 and layout.rank == group.rank() and layout.local_length(7) == len(mine)
+        ...     assert mine.equal(layout.positions(7)) and layout.unshard(mine, dim=0).equal(torch.arange(7))
+        ...     part = layout.to_contiguous(mine, 0)
+        ...     assert layout.from_contiguous(part, 0).equal(mine) and layout.redistribute(mine, 0, ring).equal(part)
+        ...     return layout.name, mine.tolist(), part.tolist()
+        >>> sp.testing.run_ranks(2, both_ways)
+        [('striped', [0, 2, 4, 6], [0, 1, 2]), ('striped', [1, 3, 5], [3, 4, 5, 6])]
+
     Every method raises StrategyError when the group is gone, and InputError for arguments that do not fit."""
 
     layout: Layout
@@ -33,6 +44,7 @@ class BoundLayout:
 
     @property
     def name(self) -> str:
+        """The layout's."""
         return self.layout.name
 
     @property

@@ -29,7 +29,14 @@ _Row = tuple[str, str, str, str]
 
 
 def print_program(program: Program) -> str:
-    """`program` as text, signed by the stage that made it."""
+    """`program` as text, signed by the stage that made it.
+
+    >>> print(sp.show.print_program(pmodel.report().captured))
+    after capture: striped · … nodes · S sequence, …
+    …
+    embedding…
+    …
+    """
     return _Printer(program).text()
 
 

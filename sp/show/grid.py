@@ -21,7 +21,14 @@ _MOST = 4  # tiles in a cell, if each is to be shown
 def plan_grid(
     layout: str, mask: Band, length: int, world: int, keys: int | None = None, inner: int | None = None
 ) -> str:
-    """One row per rank and one column per step; of large worlds the first ones and the last.  inner: see `Plan`."""
+    """One row per rank and one column per step; of large worlds the first ones and the last.  inner: see `Plan`.
+
+    >>> from sp.mask import CAUSAL
+    >>> print(sp.show.plan_grid("striped", CAUSAL, length=8, world=2))
+    striped  causal  world=2  local=4  step 0  step 1          work
+    rank 0                             causal  …
+    rank 1                             causal  …
+    """
     shown = _shown(world)
     plans = {rank: make_plan(layout, mask, length, world, rank, keys, inner) for rank in shown if rank is not None}
     everything = make_plan(layout, mask, length, 1, 0, keys).area

@@ -29,6 +29,20 @@ _COST_HEADERS = ("sent forward", "sent backward", "work per rank", "balance")
 class Report:
     """What `parallelize` did to one captured call, for `world` ranks and sequences of `lengths` tokens.
 
+        >>> report = sp.inspect(model, (ids,), {"labels": ids}, strategy="zigzag", world_size=2)
+        >>> print(report.plan_grid())
+        zigzag  causal  world=2  local=12  step 0  step 1      work
+        rank 0                             causal  full q[6:]  50.0 %
+        rank 1                             causal  full k[:6]  50.0 %
+        >>> print(report.graph_table())  # each value, where it lives and why
+        after verify: zigzag · … nodes · …
+        >>> print(report.insertions_table())
+        inserted op       for                         because
+        …
+        >>> report.length, report.as_dict()["local_lengths"]
+        (24, [12, 12])
+        >>> page, picture = report.to_html("report.html"), report.to_svg("tiles")  # report.figure("work"): matplotlib
+
     `print(report)` shows the summary.  program: after all passes.  captured: before them.  Both hold the model's own
     parameters: send `as_dict()` or `str(report)` to other processes.  estimates: what "auto" has chosen by."""
 

@@ -43,6 +43,10 @@ __all__ = ["Verdict", "WrongRuleError", "check_program", "check_rule"]
 class Verdict:
     """What became of a claim that is not wrong.
 
+        >>> verdict = sp.testing.check_rule(lambda x: x.flip(1), (torch.ones(2, 8, 4),))
+        >>> verdict.exact, len(verdict.refused)
+        (False, 1)
+
     results: where the sequence lives in each output, or why it was refused.  refused: each op without a rule for what
     it was given, with the reason.  tried: how many rulings were tried and found exact."""
 
@@ -52,6 +56,7 @@ class Verdict:
 
     @property
     def exact(self) -> bool:
+        """Whether every op has a rule for what it was given."""
         return not self.refused
 
     def __str__(self) -> str:
@@ -83,6 +88,9 @@ def check_rule(
 ) -> Verdict:
     """Try the rules of the ops that `fn(*args)` calls; raises WrongRuleError with the difference.
 
+        >>> print(sp.testing.check_rule(torch.nn.functional.silu, (torch.randn(2, 8, 4),)))
+        exact: sharded(dim 1)
+
     fn: a function of tensors, or an nn.Module whose parameters are replicated.  args: examples; the values tried are
     drawn from theirs, so that indices and domains fit.  sequence_dim: of all arguments, or one for each (None: none).
     whole: numbers of the arguments that every rank has whole, as it has labels; all others are shards.
@@ -108,6 +116,10 @@ def check_program(
     program: Program, inputs: Sequence[Tensor], *, world: int = 3, layouts: Sequence[str] = tuple(LAYOUTS)
 ) -> Verdict:
     """Try every ruling of a program that is ready to be placed, on global `inputs`; raises WrongRuleError.
+
+        >>> program = sp.inspect(nn.Linear(4, 4), (torch.randn(1, 12, 4),)).captured
+        >>> print(sp.testing.check_program(program, [torch.randn(1, 12, 4)]))
+        exact: sharded(dim 1)
 
     Each op is tried by itself, on parts of what its operands are on one device."""
     found, refusals = find_placements(program)

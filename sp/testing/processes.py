@@ -26,7 +26,14 @@ _AFTERMATH_S = 0.25  # a dying rank breaks its peers' connections, and their err
 
 
 class RankFailedError(RuntimeError):
-    """A rank raised, in which case the message holds its traceback, or its process died."""
+    """A rank raised, in which case the message holds its traceback, or its process died.
+
+    >>> try:
+    ...     sp.testing.run_processes(2, torch.zeros, "many")
+    ... except sp.testing.RankFailedError as error:
+    ...     print(error.rank in (0, 1), "TypeError" in str(error))
+    True True
+    """
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(rank, message)
@@ -77,13 +84,24 @@ def run_processes(
     timeout_s: float = 120.0,
     threads_per_rank: int = 1,
 ) -> list[T]:
-    """`ProcessWorld.run` in a world of its own, which costs the import of torch in every rank."""
+    """`ProcessWorld.run` in a world of its own, which costs the import of torch in every rank.
+
+    >>> sp.testing.run_processes(2, torch.distributed.get_rank)
+    [0, 1]
+    """
     with ProcessWorld(world, threads_per_rank) as ranks:
         return ranks.run(fn, *args, timeout_s=timeout_s)
 
 
 class ProcessWorld:
     """`world` processes that live from the first `run` to the end of the `with` block, or to the first failure.
+
+        >>> with sp.testing.ProcessWorld(2) as world:
+        ...     ranks = world.run(torch.distributed.get_rank)
+        ...     sizes = world.run(torch.distributed.get_world_size)
+        >>> ranks, sizes
+        ([0, 1], [2, 2])
+        >>> world.close()  # as the end of the block has done
 
     A failure ends all ranks, since gloo groups do not survive it; the next `run` starts new ones. Between runs a rank
     keeps its state: random number generator, imported modules, caches of torch.compile.

@@ -46,6 +46,9 @@ class _Raised:
 def run_ranks(world: int, fn: Callable[[dist.ProcessGroup], T], *, timeout_s: float = 60.0) -> list[T]:
     """Calls `fn(group)` in `world` threads, each with its own rank of one gloo group; returns the values by rank.
 
+        >>> sp.testing.run_ranks(3, lambda group: sp.parallelize(model, mesh=group).layout.positions(7).tolist())
+        [[0, 3, 6], [1, 4], [2, 5]]
+
     `group.send`, `group.recv` and the functional collectives (by `group` or `group.group_name`) work, in backward
     too. There is no default group, and `torch.distributed` stays as it was.
 
@@ -66,6 +69,9 @@ def run_ranks(world: int, fn: Callable[[dist.ProcessGroup], T], *, timeout_s: fl
 
 def run_mesh(shape: Sequence[int], fn: Callable[[MeshGroups], T], *, timeout_s: float = 60.0) -> list[T]:
     """`run_ranks` on a mesh of two axes, (outer, inner): calls `fn(mesh)`, and `sp.parallelize` takes this `mesh`.
+
+        >>> sp.testing.run_mesh((2, 3), lambda mesh: (mesh.outer.rank(), mesh.inner.rank()))
+        [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
 
     Values come by rank, row after row: rank r has the coordinates r // inner and r % inner."""
     if len(shape) != 2 or min(shape) < 1:

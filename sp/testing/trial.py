@@ -32,7 +32,13 @@ _TOLERANCES = {
 
 
 class WrongRuleError(AssertionError):
-    """A placement rule claims what is not so."""
+    """A placement rule claims what is not so.
+
+    >>> try:
+    ...     verdict = sp.testing.check_rule(nn.Linear(4, 4), (torch.ones(1, 8, 4),))
+    ... except sp.testing.WrongRuleError as error:
+    ...     print("sp has a bug:", error)
+    """
 
 
 def run_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[fx.Node, Any]:

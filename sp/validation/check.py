@@ -44,10 +44,12 @@ def check_call(
 ) -> CheckReport:
     """Try what `options` make of this call, on `world` ranks that are threads.  Nothing of `model` is changed.
 
+        >>> sp.validation.check_call(nn.Linear(4, 4), (torch.ones(1, 8, 4),), {}, pmodel.options, 2).exact
+        True
+
     world: as many as the mesh has, where the strategy takes one of two axes.
-    args, kwargs: an example; what is tried has its structure, dtypes and elements, and other lengths.  lengths: None
-    takes two, one that divides over the ranks and one that does not.  dtype: None keeps the model's own.  length: the
-    global one where the example is one rank's shard.
+    args, kwargs: an example; tried is its structure, with its dtypes and elements.  lengths, dtype: as in `sp.check`.
+    length: the global one where the example is one rank's shard.
 
     Raises StrategyError under fully_shard, InputError when there is nothing to try, UnsupportedModelError when the
     model is refused, ValidationError when the transformed program fails where the plain model does not."""
