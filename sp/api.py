@@ -54,7 +54,8 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     model: any nn.Module that torch.export can trace.  Its parameters are shared with the result, not copied.
     strategy: a name in `sp.STRATEGIES`, or "auto": the first capture takes the fastest that fits into memory, as
         `sp.estimate` sees it on `machine` (a name in `sp.costs.MACHINES`, one of your own, None goes by the device).
-    mesh: a ProcessGroup or DeviceMesh (two axes, neighbours last, or `sp.MeshGroups`, where it takes two); None: all.
+    mesh: a one-dimensional DeviceMesh or a ProcessGroup; None takes the default group, or a world of one.  Strategies
+        of two axes take a two-dimensional DeviceMesh, whose second axis are neighbours, or `sp.MeshGroups`.
     example_args, example_kwargs: given, the model is captured now instead of at its first call.
     sequence_dim: the dim of every input that holds the sequence, or one for each input by name; two for a mask of
         queries and keys.  An input [batch, heads, S, S] beside others of length S is taken for such a mask.
@@ -69,14 +70,12 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     memory_budget: the share of activations that a compiled step may keep.  checkpoint: True keeps only the inputs of
         blocks, compiled or not.  The rest is recomputed, but for what communicates; docs/memory.md says how.
 
-    Raises StrategyError for an unknown strategy, mesh, machine or option; for a call's errors see `ParallelModule`."""
+    Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
+    RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     bound = bind_mesh(find_or_choose(strategy), mesh)
     asked = options_of(*bound, sequence_dim, inputs, outputs, compile, kernel, machine, memory_budget)
     asked = replace(asked, sync_gradients=sync_gradients, generator=generator, validate=validate, checkpoint=checkpoint)
-    parallel = ParallelModule(checked_plain(model), asked)
-    if example_args is not None or example_kwargs is not None:
-        parallel.capture(example_args or (), example_kwargs or {})
-    return parallel
+    return _captured_by(ParallelModule(checked_plain(model), asked), example_args, example_kwargs)
 
 
 def inspect(
@@ -191,6 +190,15 @@ def check(
     bound, shape = bind_size(find_strategy(strategy), world_size)
     options = options_of(bound, "", sequence_dim, "global", "global", kernel=kernel)
     return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
+
+
+def _captured_by(
+    parallel: ParallelModule, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> ParallelModule:
+    """The module itself; captured now where there is an example of a call."""
+    if args is not None or kwargs is not None:
+        parallel.capture(args or (), kwargs or {})
+    return parallel
 
 
 def _check_whole(model: nn.Module, causal: bool, recompute: bool, sharding: Sharding | None) -> None:

@@ -34,10 +34,10 @@ class SpError(ValueError):
 class StrategyError(SpError):
     """The strategy, mesh or option asked for does not exist or does not fit this world.
 
-    >>> sp.parallelize(model, "usp", mesh=sp.StrategyError)
+    >>> sp.parallelize(model, mesh="sp")
     Traceback (most recent call last):
         ...
-    sp.errors.StrategyError: mesh is a type
+    sp.errors.StrategyError: mesh is a str
       needed: a DeviceMesh, process groups or None
     """
 

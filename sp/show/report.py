@@ -43,8 +43,8 @@ class Report:
         (24, [12, 12])
         >>> page, picture = report.to_html("report.html"), report.to_svg("tiles")  # report.figure("work"): matplotlib
 
-    `print(report)` shows the summary.  program: after all passes.  captured: before them.  Both hold the model's own
-    parameters: send `as_dict()` or `str(report)` to other processes.  estimates: what "auto" has chosen by."""
+    `print(report)` shows the summary.  program: after all passes.  captured: before them.  Both hold parameters of the
+    model itself: send `as_dict()` or `str(report)` to other processes.  estimates: what "auto" has chosen by."""
 
     program: Program
     world: int
