@@ -19,7 +19,7 @@ USUAL = (
     *("attention", "step", "memory", "passes", "compile", "bytes", "wait", "window", "masked", "published"),
     *("scaling", "worlds", "imports"),
 )
-NAMES = (*USUAL, "memory_2d", "long", "drift", "gpu_ranks")
+NAMES = (*USUAL, "errors", "memory_2d", "long", "drift", "gpu_ranks")
 HELP = {
     "lengths": "tokens of the whole sequence",
     "length": "tokens of the whole sequence",
