@@ -53,7 +53,9 @@ def test_a_long_training_drifts_within_its_bound(dtype: str) -> None:
     assert max(drift.worst(name) for name in ranks) <= 1.0
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("compiled", [False, True])
 def test_processes_have_the_same_bits_run_for_run_and_rank_for_rank(compiled: bool) -> None:
     first, *others = [run for rank in run_processes(2, trained_twice, compiled, timeout_s=600) for run in rank]
     for other in others:

@@ -14,6 +14,7 @@ from sp.mask import CAUSAL
 from sp.runtime.ops.attention import attention
 from sp.testing import run_ranks
 from tests.runtime.attention_reference import SCALE, gather, make_inputs
+from tests.runtime.scored import CASES, spread_and_gather
 
 LENGTH, WORLD = 21, 3
 Change = Callable[[list[Tensor]], list[Tensor]]
@@ -75,3 +76,19 @@ def test_as_exact_as_one_device(change: str, dtype: torch.dtype) -> None:
             least = rounding(operands)[what] + torch.finfo(dtype).eps * float(exact.norm())
             errors = [float((x.double() - exact).norm()) for x in (mine, single)]
             assert errors[0] <= 2 * errors[1] + least + torch.finfo(torch.float32).tiny, (about, errors)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_soft_caps_of_tiny_and_huge_scores(scale: float) -> None:
+    """Scores far beyond the cap are flat: gradients through them vanish, and are not NaN."""
+    q, *rest = make_inputs(LENGTH, dtype=torch.float32)
+    operands = [q * scale, *rest]
+
+    def run(inputs: list[Tensor], world: int) -> list[Tensor]:
+        return spread_and_gather(CASES["soft cap"], inputs, "striped", "flash", world)
+
+    right, own, found = run([x.double() for x in operands], 1), run(operands, 1), run(operands, WORLD)
+    for what, mine, single, exact in zip(("out", "dq", "dk", "dv"), found, own, right, strict=True):
+        errors = [float((x.double() - exact).norm()) for x in (mine, single)]
+        least = rounding(operands)[what] + torch.finfo(torch.float32).eps * float(exact.norm())
+        assert errors[0] <= 2 * errors[1] + least, (what, errors)
