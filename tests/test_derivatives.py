@@ -67,7 +67,7 @@ def test_gradcheck_of_the_op_over_ranks(layout: str, transport: str, kernel: str
 
         return torch.autograd.gradcheck(whole, [x.clone().requires_grad_() for x in qkv])
 
-    assert all(run_ranks(2, rank))
+    assert all(run_ranks(2, rank, timeout_s=240))
 
 
 class OneAttention(nn.Module):
@@ -92,7 +92,7 @@ def test_gradcheck_of_a_parallelized_attention(strategy: str) -> None:
             lambda given, weight: functional_call(parallel, {"qkv.weight": weight}, (given,)), leaves
         )
 
-    assert all(run_ranks(2, rank))
+    assert all(run_ranks(2, rank, timeout_s=240))
 
 
 def penalized(run: nn.Module, model: nn.Module) -> list[Tensor]:
