@@ -191,14 +191,6 @@ def test_backward_for_a_batch_of_gradients_is_refused_on_every_rank(run: Callabl
         assert "remedy: call backward for each" in error
 
 
-@pytest.mark.slow
-def test_torch_refuses_a_second_derivative_of_compiled_code() -> None:
-    """By itself, before any of ours runs."""
-    (model,) = llamas(1)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        penalized(sp.parallelize(model), model)
-
-
 def test_deterministic_algorithms() -> None:
     """torch's switch, which refuses what may differ from run to run, refuses nothing of ours."""
 
