@@ -1,6 +1,6 @@
 """Runs benchmarks, prints their tables and writes them down.
 
-    python -m benchmarks                        # all of them but the last three of `NAMES`, an hour on 2 cores
+    python -m benchmarks                        # all of them but the last five of `NAMES`, an hour on 2 cores
     python -m benchmarks attention step         # these
     python -m benchmarks step --length 8192     # one, with options of its own: `python -m benchmarks step --help`
     python -m benchmarks --tiny                 # sizes that show only that everything works

@@ -35,6 +35,7 @@ class Chart:
     y_label: str
     x: Sequence[float] | Sequence[str]
     series: Sequence[Series]
+    log: bool = False  # the figures' axis
 
 
 def draw(chart: Chart, path: Path, footer: str) -> Path:
@@ -50,7 +51,7 @@ def draw(chart: Chart, path: Path, footer: str) -> Path:
         colour = STRATEGIES.get(series.name) or next(rest)
         (_bars if _has_words(chart) else _line)(axes, chart, number, colour)
     axes.set_title(chart.title, fontsize="medium")
-    axes.set(xlabel=chart.x_label, ylabel=chart.y_label, ylim=(0, None))
+    axes.set(xlabel=chart.x_label, ylabel=chart.y_label, **({"yscale": "log"} if chart.log else {"ylim": (0, None)}))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if len(chart.series) > 1:

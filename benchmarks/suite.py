@@ -19,12 +19,13 @@ USUAL = (
     *("attention", "step", "memory", "passes", "compile", "bytes", "wait", "window", "masked", "published"),
     *("scaling", "worlds", "imports"),
 )
-NAMES = (*USUAL, "memory_2d", "long", "gpu_ranks")
+NAMES = (*USUAL, "errors", "memory_2d", "long", "drift", "gpu_ranks")
 HELP = {
     "lengths": "tokens of the whole sequence",
     "length": "tokens of the whole sequence",
     "worlds": "numbers of ranks, of one thread each",
     "repeats": "repetitions that count",
+    "keep": "folder for what is finished, so that it is not run again",
     "layers": "depths of the model",
     "strategies": "names in sp.STRATEGIES",
 }

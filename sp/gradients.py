@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from sp.errors import SpError
 from sp.runtime.comm import all_reduce
 from sp.runtime.world import World
+from sp.transforms import refuse_batched_gradient
 
 MESSAGE_BYTES = 25 << 20  # as in DDP: what is packed together
 
@@ -35,6 +36,7 @@ def watch_sums(output: Any, in_backward: Callable[[], bool]) -> None:
     made = in_backward()
 
     def check(gradient: Tensor) -> None:
+        refuse_batched_gradient(gradient)
         if in_backward() != made:
             here, there = ("inside", "outside") if made else ("outside", "inside")
             raise SpError(

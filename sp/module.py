@@ -7,11 +7,13 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from sp.captures import note_call, note_capture
 from sp.errors import SpError, ValidationError
@@ -27,6 +29,7 @@ from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed
 from sp.runtime.shards import BoundLayout
 from sp.runtime.world import World, find_world
 from sp.show import Report
+from sp.transforms import refuse_transforms
 from sp.validation import check_call
 
 # What is large is compared on the first calls of each capture; ids and their like, and everything else, on every call.
@@ -83,7 +86,7 @@ class ParallelModule(Facade):
 
     @outside_of_graphs
     def _agree_and_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        _refuse_transforms()
+        refuse_transforms(chain(self.parameters(), tree_leaves((args, kwargs))))
         world = find_world(self.options.group)
         request, held = self._agree_on_call(world, args, kwargs)
         lengths = request.lengths if held is None else (global_length(held, self.options),)
@@ -239,12 +242,3 @@ class ParallelModule(Facade):
 def _is_small(x: torch.Tensor) -> bool:
     """A whole number for each token at most: cheap to compare, and what a loader gives."""
     return x.dim() <= 2 and not x.is_floating_point()
-
-
-def _refuse_transforms() -> None:
-    """Ranks talk during a call: a call may not be traced as part of a larger function."""
-    if torch._C._are_functorch_transforms_active():
-        raise SpError(
-            "a parallelized model is called inside of a torch.func transform (grad, vmap, jvp, …)",
-            remedy="torch.autograd.grad of torch.func.functional_call(pmodel, …); in place of vmap, a batch",
-        )

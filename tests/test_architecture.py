@@ -61,7 +61,8 @@ ARROWS = {
     "request": (f"{FACTS} caches devices granted passes", "torch"),
     "choice": (f"{FACTS} costs program passes options weigh", "torch"),
     "facade": ("", "torch"),
-    "gradients": ("errors runtime.comm runtime.world", "torch"),
+    "transforms": ("errors", "torch"),
+    "gradients": ("errors transforms runtime.comm runtime.world", "torch"),
     "pieces": ("fsdp passes.pieces", "torch"),
     "executable": (
         f"{FACTS} caches choice costs divisors fsdp program passes pieces options request runtime.world",
@@ -71,7 +72,7 @@ ARROWS = {
     "validation": (f"{FACTS} fsdp program show.words runtime.world passes testing options request executable", "torch"),
     "fitting": (f"{FACTS} options request runtime.shards runtime.world", "torch"),
     "module": (
-        f"{FACTS} {CALLS} captures facade generation gradients program show runtime passes validation",
+        f"{FACTS} {CALLS} captures facade generation gradients transforms program show runtime passes validation",
         "torch",
     ),
     "register": (f"{FACTS} passes executable testing", "torch"),

@@ -76,8 +76,8 @@ def merge_into(out_BHPE: Tensor, lse_BHP: Tensor, new_out_BHPE: Tensor, new_lse_
 
 def _merge(out_BHPE: Tensor, lse_BHP: Tensor, new_out_BHPE: Tensor, new_lse_BHP: Tensor) -> None:
     new_out_BHPE, new_lse_BHP = new_out_BHPE.to(out_BHPE.dtype), new_lse_BHP.to(lse_BHP.dtype)
-    # Both untouched is -inf - -inf = nan: no weight.  A row untouched so far is +inf, made finite: weight 1.
-    weight_BHP = torch.sub(new_lse_BHP, lse_BHP).nan_to_num_(nan=-torch.inf).sigmoid_()
+    # Both untouched is -inf - -inf = nan: no weight.  A row untouched so far is +inf: weight 1.  Any other nan stays.
+    weight_BHP = torch.sub(new_lse_BHP, lse_BHP).masked_fill_(new_lse_BHP == -torch.inf, -torch.inf).sigmoid_()
     out_BHPE.lerp_(new_out_BHPE, weight_BHP.unsqueeze(-1))
     lse_BHP.copy_(torch.logaddexp(lse_BHP, new_lse_BHP))
 

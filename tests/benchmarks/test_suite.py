@@ -18,7 +18,16 @@ from benchmarks.timing import Samples, in_turn
 from sp.mask import CAUSAL
 from sp.plan import Tile, make_plan
 
-SLOW = ("step", "memory", "memory_2d", "long", "compile", "masked", "window")  # many processes, or models that compile
+SLOW = (
+    "step",
+    "memory",
+    "memory_2d",
+    "long",
+    "drift",
+    "compile",
+    "masked",
+    "window",
+)  # many processes, or models that compile
 WITHOUT_BOUND = ("published",)  # which shows the published figure instead
 WITHOUT_CHART = ("bytes", "window", "masked", "published", "imports")
 

@@ -34,7 +34,7 @@ def forward(
     """The attention of one tile's rows to its columns, and the log of each row's sum of exponentials.
 
     q, k, v: the rows and columns of `tile` only.  Returns out_BHRE and lse_BHR in the dtype of the arithmetic: float32,
-    or float64 for float64.  A row that sees nothing gets 0 and -inf."""
+    or float64 for float64.  A row that sees nothing gets 0 and -inf, one that sees a score of +inf nan."""
     parts = blockwise.fitting(tile, q_BHRD)
     return blockwise.forward(_forward, parts, q_BHRD, k_BGCD, v_BGCE, tile, scale, score)
 
@@ -66,6 +66,7 @@ def _forward(
     q_BGMD, k_BGCD, v_BGCE = _stack(q_BHRD, groups), _wide(k_BGCD), _wide(v_BGCE)
     scores_BGMC = _seen(_products(q_BGMD, k_BGCD, scale), tile, score)
     lse_BGM = scores_BGMC.logsumexp(-1)
+    lse_BGM.masked_fill_(lse_BGM == torch.inf, torch.nan)  # inf - inf: all weights of the row are nan, as in a softmax
     out_BGME = _weights(scores_BGMC, lse_BGM) @ v_BGCE
     return _unstack(out_BGME, rows), _unstack(lse_BGM.unsqueeze(-1), rows).squeeze(-1)
 

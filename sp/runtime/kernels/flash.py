@@ -19,6 +19,7 @@ from sp.errors import InputError, StrategyError
 from sp.plan import Tile
 from sp.runtime.kernels import blockwise, dense, pieces
 from sp.runtime.kernels.bands import added, hidden
+from sp.runtime.kernels.blank import put_right
 from sp.runtime.kernels.blockwise import Gradients, Results
 from sp.runtime.kernels.operators import (
     CAUSAL,
@@ -65,15 +66,17 @@ def forward(
 ) -> Results:
     """out_BHRE in q's dtype or float32, and lse_BHR in float32 (float64 for float64), of one piece.
 
-    A row that sees nothing gets 0 and -inf."""
+    A row that sees nothing, or nothing but scores of -inf, gets 0 and -inf."""
     if score is None and q_BHRD.device.type == "cuda":
         return run_forward(q_BHRD, k_BGCD, v_BGCE, window(tile), scale)
+    operands = (q_BHRD, k_BGCD, v_BGCE)
     if _is_alone(tile, score):
-        return _forward_alone(q_BHRD, k_BGCD, v_BGCE, tile, scale)
+        return put_right(_forward_alone(*operands, tile, scale), *operands, tile, scale, score)
     if not _takes_mask(q_BHRD, score):
-        return dense.forward(q_BHRD, k_BGCD, v_BGCE, tile, scale, score)
+        return dense.forward(*operands, tile, scale, score)
     parts = blockwise.fitting(tile, q_BHRD, _most_rows(tile))
-    return blockwise.forward(_forward_masked, parts, q_BHRD, k_BGCD, v_BGCE, tile, scale, score)
+    found = blockwise.forward(_forward_masked, parts, *operands, tile, scale, score)
+    return put_right(found, *operands, tile, scale, score)
 
 
 def backward(
@@ -95,7 +98,7 @@ def backward(
     if score is None and q_BHRD.device.type == "cuda":
         return run_backward(*operands, window(tile), scale)
     if _is_alone(tile, score):
-        return _backward_alone(*operands, tile, scale)
+        return _backward_alone(*operands[:-1], _without_nothing(lse_BHR), tile, scale)
     if not _takes_mask(q_BHRD, score):
         return dense.backward(*operands, tile, scale, score, totals)
     parts = blockwise.fitting(tile, q_BHRD, _most_rows(tile))
@@ -189,9 +192,14 @@ def _backward_masked(
 ) -> Gradients:
     operands = (grad_BHRE, q_BHRD, k_BGCD, v_BGCE, out_BHRE)
     if _is_alone(tile, score):
-        return _backward_alone(*operands, lse_BHR, tile, scale)
-    mask, lse_BHR = _mask(tile, score, q_BHRD, q_BHRD.dtype), lse_BHR.masked_fill(lse_BHR == -torch.inf, _NEVER)
-    return run_backward(*operands, lse_BHR, FULL, scale, mask)
+        return _backward_alone(*operands, _without_nothing(lse_BHR), tile, scale)
+    mask = _mask(tile, score, q_BHRD, q_BHRD.dtype)
+    return run_backward(*operands, _without_nothing(lse_BHR), FULL, scale, mask)
+
+
+def _without_nothing(lse_BHR: Tensor) -> Tensor:
+    """Rows whose scores are all -inf have weights of 0, where -inf - -inf would be nan."""
+    return lse_BHR.masked_fill(lse_BHR == -torch.inf, _NEVER)
 
 
 def _mask(tile: Tile, score: TileScore | None, q_BHRD: Tensor, dtype: torch.dtype) -> Tensor:

@@ -51,7 +51,8 @@ def run_forward(
     """out_BHRE in q's dtype and lse_BHR in float32 (float64 for float64).
 
     window: any on CUDA; on CPU FULL, or CAUSAL of a square.
-    mask: added to the scores, in q's dtype, [B or 1, H or 1, R, C]; only on CPU.  A row without a key gets 0 and 0."""
+    mask: added to the scores, in q's dtype, [B or 1, H or 1, R, C]; only on CPU.  A row without a key gets 0 and 0, on
+    CPU so does one of scores that are all -inf, or few and nan; on CUDA one of scores that are -inf gets 0 and -inf."""
     device, value_size = _device(q_BHRD), v_BGCE.shape[3]
     assert mask is None or device == "cpu", "FlashAttention takes a mask on CPU only"
     q, k, v = _operands(common_size(device, q_BHRD.shape[3], value_size), q_BHRD, k_BGCD, v_BGCE)
@@ -114,7 +115,8 @@ def _forward_cuda(q: Tensor, k: Tensor, v: Tensor, window: Window, scale: float)
     out, lse, *_ = torch.ops.aten._flash_attention_forward.default(
         q, k, v, None, None, q.shape[1], k.shape[1], 0.0, window == CAUSAL, False, scale=scale, **_sides(window)
     )
-    return out.transpose(1, 2), lse.narrow(2, 0, q.shape[1])  # some versions round the length up
+    lse = lse.narrow(2, 0, q.shape[1])  # some versions round the length up
+    return out.transpose(1, 2), lse.masked_fill(lse == torch.inf, -torch.inf)  # +inf: all scores of the row are -inf
 
 
 def _backward_cuda(operands: list[Tensor], lse: Tensor, window: Window, scale: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,46 @@
+"""Ways in which torch runs a model other than by a call and its backward: refused.
+
+Ranks talk during both, so neither may be traced as a part of a larger function, nor run for a batch at once.  And a
+tangent of forward-mode differentiation would end at the first op that does not know it, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sp.errors import SpError
+
+
+def refuse_transforms(values: Iterable[Any]) -> None:
+    """SpError where a call of a parallelized model is a part of a transform.  values: parameters and arguments."""
+    if torch._C._are_functorch_transforms_active():
+        raise SpError(
+            "a parallelized model is called inside of a torch.func transform (grad, vmap, jvp, …)",
+            remedy="torch.autograd.grad of torch.func.functional_call(pmodel, …); in place of vmap, a batch",
+        )
+    # The level is asked for first: looking at each parameter on each call would cost more than the rest of this.
+    if getattr(forward_ad, "_current_level", 0) >= 0 and any(map(_has_tangent, values)):
+        raise SpError(
+            "a parallelized model is differentiated in forward mode (torch.autograd.forward_ad)",
+            needed="reverse mode: what runs over ranks has no other derivatives",
+            remedy="a product with a vector by backward: torch.autograd.grad(outputs, inputs, vector)",
+        )
+
+
+def refuse_batched_gradient(gradient: Tensor) -> None:
+    """SpError, in backward, where it is run for a batch of gradients at once."""
+    if "Batched" in str(torch._C._dispatch_keys(gradient)):  # of torch's vmap or of the one before, which autograd uses
+        raise SpError(
+            "backward of a parallelized model is run for a batch of gradients at once",
+            needed="one gradient: ranks talk during backward",
+            remedy="call backward for each: without is_grads_batched=True, jacobian(…, vectorize=False)",
+        )
+
+
+def _has_tangent(value: Any) -> bool:
+    return isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
