@@ -130,8 +130,8 @@ def build(
             shape = find_world(options.group).shape if mesh is None else mesh
             estimates = estimate_program(prepared, request.tensors, lengths, options, shape, model)
             captured, prepared = (replace(each, strategy=choose(estimates)) for each in (captured, prepared))
-        sync = options.sync_gradients
-        passes = distribution(outputs=options.outputs, kernel=options.kernel, sync_gradients=sync)
+        sync, averaged = options.sync_gradients, options.averaged
+        passes = distribution(outputs=options.outputs, kernel=options.kernel, sync_gradients=sync, averaged=averaged)
         program = marked(run_passes(prepared, passes), options.checkpoint)
         _check_lengths(program, lengths, type(model).__name__)
         outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})
