@@ -83,11 +83,9 @@ class Executable:
             return self._closed(self.outputs.rebuild(Hooks(model).around(self.run, *request.tensors, *added)))
 
     def _closed(self, output: Any) -> Any:
-        """Caches as transformers' own: those that are not gathered know how long the whole is."""
+        """With dataclasses, and transformers' own caches: those that are not gathered know how long the whole is."""
         kept = [port for port in self.program.outputs if port.kept]
-        if not kept:
-            return output
-        if not kept[0].local or kept[0].total is None:
+        if not kept or not kept[0].local or kept[0].total is None:
             return closed(output)
         sizes = {one.symbol: length for one, length in zip(self.program.sequences, self.lengths, strict=True)}
         total = int(cast(sympy.Integer, kept[0].total.xreplace(sizes)))

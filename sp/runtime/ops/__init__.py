@@ -42,7 +42,7 @@ __all__ = [
     "replicate_all",
     "shard",
     "share",
-    "weigh",
     "unshard",
+    "weigh",
     "widen",
 ]
