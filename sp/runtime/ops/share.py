@@ -1,9 +1,9 @@
 """What parameters keep of their gradients where these are summed over the ranks later, by others.
 
-| op          | forward                                  | backward                                                    |
-|-------------|------------------------------------------|-------------------------------------------------------------|
-| `sp::share` | the very same tensor, nothing is copied  | divides by the world's size what all ranks find alike       |
-| `sp::weigh` | the very same tensor, nothing is copied  | multiplies by the world's size what is of this rank's tokens |
+| op          | forward                                 | backward                                                |
+|-------------|-----------------------------------------|---------------------------------------------------------|
+| `sp::share` | the very same tensor, nothing is copied | divides by the world's size what all ranks find alike   |
+| `sp::weigh` | the very same tensor, nothing is copied | multiplies by the world's size what its own tokens give |
 
 `share` where others will sum the gradients (`sync_gradients=False`), `weigh` where they will be averaged (`no_sync`).
 """
