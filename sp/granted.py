@@ -6,6 +6,7 @@
     model.config.window = 64                            and of dataclasses, namespaces and configs, see `settings`
     model.blocks[3] = other, block.register_forward_hook(…)
     fully_shard(model)                                  who puts parameters in place
+    torch.set_default_dtype(torch.float64)              what tensors are made of that `forward` makes
 
 What tensors contain is not in it, nor whether they train: a graph reads that when it runs.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+import torch
 from torch import nn
 
 from sp.fsdp import is_fsdps
@@ -27,7 +29,7 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 def model_state(model: nn.Module) -> str:
     """The same on all ranks that hold the same model."""
     numbers, configs, known = dict[int, int](), set[int](), {id(model)}
-    modules, lines = [("", model)], list[str]()
+    modules, lines = [("", model)], [f"defaults: {torch.get_default_dtype()} {torch.get_default_device()}"]
     for path, module in modules:  # which grows
         for name, child in module._modules.items():
             if child is not None and id(child) not in known:

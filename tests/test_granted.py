@@ -157,6 +157,23 @@ def run(call: nn.Module, model: Model) -> dict[str, Tensor]:
     return {"loss": loss.detach(), **{name: grad.clone() for name, grad in grads.items()}}
 
 
+class Made(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float() * torch.full((x.shape[1], 1), 1 / 3)
+
+
+def test_another_default_dtype() -> None:
+    parallel, x, before = sp.parallelize(Made(), compile=False), torch.ones(2, 5, 3), torch.get_default_dtype()
+    parallel(x)
+    try:
+        torch.set_default_dtype(torch.float64)
+        found, right = parallel(x), Made()(x)
+    finally:
+        torch.set_default_dtype(before)
+    assert found.dtype == right.dtype == torch.float64
+    assert torch.equal(found, right)
+
+
 def test_what_a_function_closes_over() -> None:
     model = Model()
     model.blocks[0].act = scaled(3.0)
