@@ -59,6 +59,9 @@ def check_call(
         whole_lengths = given.request.lengths if length is None else (length,)
         call = given.untouched(plain, whole_lengths, alone)
         executable = build(plain, call, whole_lengths, alone)
+        if caches := {name: GLOBAL for name in executable.outputs.kept if name}:  # unasked, they stay on their ranks
+            alone = replace(alone, outputs=caches)
+            executable = build(plain, call, whole_lengths, alone)
         tried = trial_lengths(executable.program.sequences, world, lengths)
         trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
         precision = _precision(executable.captured)
