@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sp import records
 from sp.errors import InputError
 
 SEQUENCE_DIM = 2
@@ -79,13 +80,15 @@ def caches_in(tree: object) -> Iterator[object]:
 
 
 def opened(tree: Any) -> Any:
-    """The same arguments or outputs with a `Kept` for each cache."""
+    """The same arguments or outputs with a `Kept` for each cache, and a `Record` for each dataclass."""
+    tree = records.opened(tree)
     return pytree.tree_map(lambda leaf: open_cache(leaf) if is_cache(leaf) else leaf, tree, is_leaf=is_cache)
 
 
 def closed(tree: Any, close: Callable[[Kept], Any] = Kept.close) -> Any:
     """The inverse of `opened`."""
-    return pytree.tree_map(lambda leaf: close(leaf) if _is_kept(leaf) else leaf, tree, is_leaf=_is_kept)
+    tree = pytree.tree_map(lambda leaf: close(leaf) if _is_kept(leaf) else leaf, tree, is_leaf=_is_kept)
+    return records.closed(tree)
 
 
 def parts(tree: object) -> list[tuple[pytree.KeyPath, Kept | None]]:

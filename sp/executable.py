@@ -83,11 +83,9 @@ class Executable:
             return self._closed(self.outputs.rebuild(Hooks(model).around(self.run, *request.tensors, *added)))
 
     def _closed(self, output: Any) -> Any:
-        """Caches as transformers' own: those that are not gathered know how long the whole is."""
+        """With dataclasses, and transformers' own caches: those that are not gathered know how long the whole is."""
         kept = [port for port in self.program.outputs if port.kept]
-        if not kept:
-            return output
-        if not kept[0].local or kept[0].total is None:
+        if not kept or not kept[0].local or kept[0].total is None:
             return closed(output)
         sizes = {one.symbol: length for one, length in zip(self.program.sequences, self.lengths, strict=True)}
         total = int(cast(sympy.Integer, kept[0].total.xreplace(sizes)))
@@ -130,8 +128,8 @@ def build(
             shape = find_world(options.group).shape if mesh is None else mesh
             estimates = estimate_program(prepared, request.tensors, lengths, options, shape, model)
             captured, prepared = (replace(each, strategy=choose(estimates)) for each in (captured, prepared))
-        sync = options.sync_gradients
-        passes = distribution(outputs=options.outputs, kernel=options.kernel, sync_gradients=sync)
+        sync, averaged = options.sync_gradients, options.averaged
+        passes = distribution(outputs=options.outputs, kernel=options.kernel, sync_gradients=sync, averaged=averaged)
         program = marked(run_passes(prepared, passes), options.checkpoint)
         _check_lengths(program, lengths, type(model).__name__)
         outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})

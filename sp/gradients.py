@@ -50,15 +50,15 @@ def watch_sums(output: Any, in_backward: Callable[[], bool]) -> None:
             leaf.register_hook(check)
 
 
-def sum_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
-    """Put into `.grad` of each parameter the sum of all ranks' `.grad`; 16 bits are summed in 32.
+def sum_gradients(parameters: Iterable[nn.Parameter], world: World, parts: int = 1) -> None:
+    """Put into `.grad` of each parameter the sum of all ranks' `.grad`, divided by `parts`; 16 bits are summed in 32.
 
     All ranks call it with the same parameters.  A parameter without a gradient has none on any rank."""
     grads = [_own(parameter.grad) for parameter in parameters if parameter.grad is not None]
     for message in _messages(grads):
         wide = torch.promote_types(message[0].dtype, torch.float32)
         packed = torch.cat([grad.reshape(-1).to(wide) for grad in message])
-        total = all_reduce(world, packed, dist.ReduceOp.SUM)
+        total = all_reduce(world, packed, dist.ReduceOp.SUM).div_(parts)
         for grad, part in zip(message, total.split([grad.numel() for grad in message]), strict=True):
             grad.copy_(part.view(grad.shape))
 
@@ -84,9 +84,11 @@ def _messages(grads: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def summed_at_the_end(parameters: Iterable[nn.Parameter], world: World) -> Generator[None]:
-    """Inside, gradients are this rank's parts; what there was before is added to their sums.  An error inside leaves
-    what there was before."""
+def averaged_at_the_end(parameters: Iterable[nn.Parameter], world: World) -> Generator[None]:
+    """Inside, gradients are what they would be if all tokens were as this rank's, and their average is what counts;
+    what there was before is added to it.  An error inside leaves what there was before.
+
+    An average, so that what every rank finds alike, outside of the model, counts once."""
     held = [(parameter, parameter.grad) for parameter in parameters]
     for parameter, _ in held:
         parameter.grad = None
@@ -96,7 +98,7 @@ def summed_at_the_end(parameters: Iterable[nn.Parameter], world: World) -> Gener
         for parameter, before in held:
             parameter.grad = before
         raise
-    sum_gradients((parameter for parameter, _ in held), world)
+    sum_gradients((parameter for parameter, _ in held), world, world.size)
     for parameter, before in held:
         if before is not None:
             parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)

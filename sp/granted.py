@@ -2,47 +2,44 @@
 
     model.eval(), model.float()                         modes, dtypes, devices
     model.head.weight = nn.Parameter(…)                 which tensors there are, of what shapes, which are the same one
-    model.dropout.p = 0.2, block.window = 128           plain values that `forward` may read, those of `config` too
+    model.dropout.p = 0.2, block.window = 128           plain values that `forward` may read, of its class too,
+    model.config.window = 64                            and of dataclasses, namespaces and configs, see `settings`
     model.blocks[3] = other, block.register_forward_hook(…)
     fully_shard(model)                                  who puts parameters in place
+    torch.set_default_dtype(torch.float64)              what tensors are made of that `forward` makes
 
 What tensors contain is not in it, nor whether they train: a graph reads that when it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
-from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sp.fsdp import is_fsdps
+from sp.settings import called, held, is_settings, like, shown
 
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
-_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-# What `save_pretrained` writes into a config, on the one rank that saves: the class of the model, and its dtype, which
-# stands with the parameters.
-_WRITTEN_BY_SAVING = frozenset({"architectures", "dtype", "torch_dtype"})
-_LONGEST = 64  # of containers: longer ones are data (a vocabulary), which nobody changes
+_PLAIN = (bool, int, float, complex, str, type(None))
 
 
 def model_state(model: nn.Module) -> str:
     """The same on all ranks that hold the same model."""
     numbers, configs, known = dict[int, int](), set[int](), {id(model)}
-    modules, lines = [("", model)], list[str]()
+    modules, lines = [("", model)], [f"defaults: {torch.get_default_dtype()} {torch.get_default_device()}"]
     for path, module in modules:  # which grows
         for name, child in module._modules.items():
             if child is not None and id(child) not in known:
                 known.add(id(child))
                 modules.append((f"{path}{name}.", child))
         numbered = [(name, _number(child, numbers)) for name, child in module._modules.items()]
-        held = _tensors(module, numbers), _hooks(module)
-        lines.append(f"{path}: {_kind(module)} {module.training} {held} {numbered}")
+        own = _tensors(module, numbers), _hooks(module)
+        lines.append(f"{path}: {_kind(module)} {module.training} {own} {numbered}")
         lines += (f"{path}{name} = {value}" for name, value in _values(module, configs))
+    lines += (line for kind in {type(module): None for _, module in modules} for line in _of_class(kind))
     return "\n".join(lines)
 
 
@@ -53,7 +50,7 @@ def difference(before: str, now: str) -> str:
 
 
 def _kind(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__} {_called(type(module).forward)}"
+    return f"{type(module).__module__}.{type(module).__qualname__} {called(type(module).forward)}"
 
 
 def _number(thing: object, numbers: dict[int, int]) -> int:
@@ -67,52 +64,33 @@ def _tensors(module: nn.Module, numbers: dict[int, int]) -> list[object]:
     buffers = ((name, value, value is not None and value.requires_grad) for name, value in module._buffers.items())
     held = chain(parameters, buffers)
     return [
-        (name, value if value is None else (_number(value, numbers), *_like(value), its)) for name, value, its in held
+        (name, value if value is None else (_number(value, numbers), *like(value), its)) for name, value, its in held
     ]
 
 
-def _like(value: Tensor) -> tuple[object, ...]:
-    return value.dtype, value.device, tuple(value.shape)
-
-
-def _hooks(module: nn.Module) -> list[str]:
+def _hooks(module: nn.Module) -> list[object]:
     """FSDP's by one word: it adds and removes some of them as it likes."""
     registries = (module._forward_pre_hooks, module._forward_hooks)
-    return ["fully_shard" if is_fsdps(hook) else _called(hook) for hooks in registries for hook in hooks.values()]
+    return ["fully_shard" if is_fsdps(hook) else called(hook) for hooks in registries for hook in hooks.values()]
 
 
 def _values(module: nn.Module, configs: set[int]) -> Iterator[tuple[str, object]]:
     for name, value in vars(module).items():
         if name in _OF_EVERY_MODULE:
             continue
-        if name == "config" and hasattr(value, "__dict__"):  # many modules share one
+        if is_settings(name, value):  # many modules share one
             if id(value) not in configs:
                 configs.add(id(value))
-                read = ((key, each) for key, each in vars(value).items() if key not in _WRITTEN_BY_SAVING)
-                yield from ((f"{name}.{key}", _shown(each)) for key, each in read)
+                yield from ((f"{name}.{key}", each) for key, each in held(value))
         else:
-            yield name, _shown(value)
+            yield name, shown(value)
 
 
-def _shown(value: object) -> object:
-    """Plain values as they are; of others no more than their kind."""
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, _FUNCTIONS):
-        return _called(value)
-    if isinstance(value, Tensor):
-        return *_like(value), value.requires_grad
-    if isinstance(value, (tuple, list, set, frozenset, dict)) and len(value) <= _LONGEST:
-        return _contents(cast(Any, value))
-    return type(value).__qualname__
-
-
-def _contents(held: Any) -> object:
-    if isinstance(held, dict):
-        return [(_shown(key), _shown(value)) for key, value in cast(Mapping[object, object], held).items()]
-    shown = [_shown(value) for value in held]
-    return sorted(map(str, shown)) if isinstance(held, (set, frozenset)) else shown
-
-
-def _called(function: Callable[..., Any] | object) -> str:
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+def _of_class(kind: type) -> Iterator[str]:
+    """Plain values that all modules of a class share, of classes that are not torch's."""
+    for base in kind.__mro__:
+        if issubclass(base, nn.Module) and not base.__module__.startswith("torch."):
+            values = ((name, value) for name, value in vars(base).items() if not name.startswith("__"))
+            yield from (
+                f"{base.__qualname__}.{name} = {value!r}" for name, value in values if isinstance(value, _PLAIN)
+            )

@@ -21,7 +21,7 @@ from sp.executable import Executable, build
 from sp.facade import Facade, outside_of_graphs
 from sp.fitting import check_length, dealt, global_length
 from sp.generation import generate
-from sp.gradients import gradients_word, summed_at_the_end, watch_sums
+from sp.gradients import averaged_at_the_end, gradients_word, watch_sums
 from sp.layout import find_layout
 from sp.options import CONTIGUOUS, Options
 from sp.request import Lengths, Request
@@ -126,12 +126,13 @@ class ParallelModule(Facade):
         if not before.sync_gradients:
             yield
             return
-        self.__dict__["options"] = replace(before, sync_gradients=False)
+        self.__dict__["options"] = replace(before, sync_gradients=False, averaged=True)
         try:
-            with summed_at_the_end(self.parameters(), find_world(before.group)):
+            with averaged_at_the_end(self.parameters(), find_world(before.group)):
                 yield
         finally:
-            self.__dict__["options"] = replace(self.options, sync_gradients=True)  # a strategy may have been chosen
+            # Not `before`: a strategy may have been chosen.
+            self.__dict__["options"] = replace(self.options, sync_gradients=True, averaged=False)
 
     def capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Capture now, for calls like this one, without any communication.  Tensors are taken to be global."""

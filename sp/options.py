@@ -28,6 +28,7 @@ class Options:
     compile: whether torch.compile runs the rewritten graph, or its options; BLOCKS for each block by itself.
     generator: what the seeds of dropout are drawn from; None is torch's own.
     sync_gradients: whether gradients of parameters are summed over the ranks in backward.
+    averaged: if not, whether it is their average over the ranks that counts, and not their sum; for `no_sync`.
     validate: whether every capture is tried beside the plain model before it runs.
     checkpoint: whether every block computes its activations again in backward, see `sp.passes.checkpoint`.
     memory_budget: the share of its activations that a compiled step may keep, see `sp.passes.partition`."""
@@ -41,6 +42,7 @@ class Options:
     kernel: str | None = None
     generator: torch.Generator | None = None
     sync_gradients: bool = True
+    averaged: bool = False
     validate: bool = False
     checkpoint: bool = False
     memory_budget: float = 1.0

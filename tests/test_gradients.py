@@ -1,5 +1,7 @@
 """Gradients that are summed later, or by others: no_sync, DDP, ZeRO-1."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -51,6 +53,41 @@ def test_no_sync_sums_once_what_several_backwards_found(before: int) -> None:
 
     for found in run_ranks(3, work):
         assert all(relative_error(a, b) < 1e-12 for a, b in zip(found, single(4), strict=True))
+
+
+def penalty(model: nn.Module, call: nn.Module, ids: Tensor) -> Tensor:
+    return call(ids, labels=ids).loss + sum(parameter.square().sum() for parameter in model.parameters())
+
+
+def tied(model: nn.Module, call: nn.Module, ids: Tensor) -> Tensor:
+    return (call(ids).logits @ model.head.weight @ model.tokens.weight.T).logsumexp(-1).mean()
+
+
+def rest_alone(model: nn.Module, call: nn.Module, ids: Tensor) -> Tensor:
+    """A backward that the parallelized model has no part in."""
+    return model.tokens(ids).square().mean()
+
+
+@pytest.mark.parametrize("outside", [penalty, tied, rest_alone])
+def test_what_reaches_a_parameter_from_outside_counts_once(outside: Callable[..., Tensor]) -> None:
+    """In `no_sync` as without it."""
+    whole, models, (ids,) = make(), [make() for _ in range(3)], batches(1)
+    for _ in range(2):
+        outside(whole, whole, ids).backward()
+
+    def work(group: dist.ProcessGroup) -> None:
+        model = models[group.rank()]
+        parallel = sp.parallelize(model, mesh=group, compile=False)
+        outside(model, parallel, ids).backward()
+        with parallel.no_sync():
+            outside(model, parallel, ids).backward()
+
+    run_ranks(3, work)
+    right = {name: parameter.grad for name, parameter in whole.named_parameters() if parameter.grad is not None}
+    for model in models:
+        found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        assert found.keys() == right.keys()
+        assert all(relative_error(found[name], right[name]) < 1e-12 for name in right)
 
 
 def test_no_sync_leaves_the_sums_to_those_who_make_them_anyway() -> None:

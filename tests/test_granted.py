@@ -2,6 +2,10 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,18 +21,37 @@ from sp.testing.compare import relative_error
 D, VOCAB = 8, 13
 
 
+class Mode(Enum):
+    ONCE, TWICE = 1, 2
+
+
+@dataclass(slots=True)
+class Args:
+    factor: float = 1.0
+    mode: Mode = Mode.ONCE
+
+
+def scaled(by: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: by * x
+
+
 class Block(nn.Module):
+    offset = 0.25
+
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.qkv, self.drop = nn.LayerNorm(D), nn.Linear(D, 3 * D), nn.Dropout(0.5)
         self.gain, self.window, self.act = 1.0, 4, F.gelu
+        self.args, self.sizes = Args(), SimpleNamespace(inner=SimpleNamespace(shift=0.5))
+        self.kept = [torch.ones(D, dtype=torch.float64)]
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unsqueeze(1) for part in self.qkv(self.norm(x)).chunk(3, -1))
         at = torch.arange(x.shape[1])
         mask = (at[:, None] >= at) & (at[:, None] - at < self.window)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1)
-        return x + self.gain * self.drop(self.act(y))
+        y = y * self.args.factor + self.sizes.inner.shift * self.kept[0].to(y.dtype) + self.offset
+        return x + self.gain * self.drop(self.act(y)) * (2 if self.args.mode is Mode.TWICE else 1)
 
 
 class Model(nn.Module):
@@ -106,6 +129,13 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "one more block": lambda model: model.blocks.append(Block().double().eval()),
     "one block less": lambda model: model.blocks.pop(0),
     "one block twice": lambda model: model.blocks.__setitem__(1, model.blocks[0]),
+    "a dataclass": lambda model: setattr(model.blocks[1].args, "factor", 3.0),
+    "a choice": lambda model: setattr(model.blocks[1].args, "mode", Mode.TWICE),
+    "a namespace in another": lambda model: setattr(model.blocks[1].sizes.inner, "shift", 2.0),
+    "a tensor in a list": lambda model: model.blocks[1].kept.__setitem__(0, torch.full((D,), 2.0, dtype=torch.float64)),
+    "an option of a function": lambda model: setattr(model.blocks[1], "act", partial(F.gelu, approximate="tanh")),
+    "another function": lambda model: setattr(model.blocks[1], "act", lambda x: x * x),
+    "a class": lambda model: setattr(type(model.blocks[1]), "offset", 2.0 + type(model.blocks[1]).offset),
     "a patched forward": lambda model: setattr(model.blocks[0], "forward", torch.sin),
     "other dtype": lambda model: (model.float(), setattr(model, "table", torch.ones(D))),
 }
@@ -125,6 +155,33 @@ def run(call: nn.Module, model: Model) -> dict[str, Tensor]:
     loss.backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **{name: grad.clone() for name, grad in grads.items()}}
+
+
+class Made(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float() * torch.full((x.shape[1], 1), 1 / 3)
+
+
+def test_another_default_dtype() -> None:
+    parallel, x, before = sp.parallelize(Made(), compile=False), torch.ones(2, 5, 3), torch.get_default_dtype()
+    parallel(x)
+    try:
+        torch.set_default_dtype(torch.float64)
+        found, right = parallel(x), Made()(x)
+    finally:
+        torch.set_default_dtype(before)
+    assert found.dtype == right.dtype == torch.float64
+    assert torch.equal(found, right)
+
+
+def test_what_a_function_closes_over() -> None:
+    model = Model()
+    model.blocks[0].act = scaled(3.0)
+    before = model_state(model)
+    model.blocks[0].act = scaled(3.0)
+    assert model_state(model) == before
+    model.blocks[0].act = scaled(2.0)
+    assert model_state(model) != before
 
 
 @pytest.mark.parametrize("name", [*CHANGES, *FOLLOWED])
@@ -153,9 +210,12 @@ def test_dropout_of_another_probability() -> None:
 
 
 def test_a_state_depends_on_no_process() -> None:
-    """Neither on addresses nor on the order of sets: ranks compare it with what they saw before."""
-    model, twin = Model(), Model()
+    """Neither on addresses nor on the order of sets: ranks compare it with what they saw before.  (But for tensors in
+    containers: those are told apart by nothing else.)"""
+    model, twin, kept = Model(), Model(), torch.ones(D)
     for each in (model, twin):
+        for block in each.blocks:
+            block.kept = [kept]  # type: ignore[assignment]
         each.words = {"one", "two", "three"}  # type: ignore[assignment]
         each.many = list(range(1000))  # type: ignore[assignment]
         each.thing = object()  # type: ignore[assignment]

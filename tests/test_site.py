@@ -20,8 +20,9 @@ def convert(monkeypatch):
 
 
 def test_every_page_is_in_the_contents():
-    listed = re.findall(r"^([\w-]+)$", (DOCS / "index.md").read_text("utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(page.stem for page in DOCS.glob("*.md") if page.stem != "index")
+    listed = re.findall(r"^([\w/-]+)$", (DOCS / "index.md").read_text("utf-8"), re.MULTILINE)
+    pages = (page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md"))
+    assert sorted(listed) == sorted(page for page in pages if page != "index")
 
 
 def test_terms_code_and_text(convert):

@@ -47,7 +47,7 @@ def rewriting(kernel: str | None = None) -> tuple[Pass, ...]:
 
 
 def distribution(
-    *, outputs: OutputForm = "global", kernel: str | None = None, sync_gradients: bool = True
+    *, outputs: OutputForm = "global", kernel: str | None = None, sync_gradients: bool = True, averaged: bool = False
 ) -> tuple[Pass, ...]:
     """Plain lines → what every rank runs, under the program's strategy."""
     return (
@@ -58,7 +58,9 @@ def distribution(
         Localize(outputs),  # needs every placement; from here on shapes are local
         *((Overlap(),) if sync_gradients else ()),  # after localize: groups what that has inserted
         Verify(),  # last of these: reads the result like a stranger and trusts no pass before it
-        *(() if sync_gradients else (LocalGradients(),)),  # behind verify, which wants every gradient summed
+        *(
+            () if sync_gradients else (LocalGradients(averaged=averaged),)
+        ),  # behind verify, which wants every gradient summed
     )
 
 

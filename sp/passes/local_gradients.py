@@ -10,6 +10,9 @@
 
 So the gradient of every parameter is the plain sum over the ranks, whatever the model does with it: no factor depends
 on where a parameter is used.
+
+`averaged`: it is their mean instead, `weigh` = sp.weigh(q, 'sp') in place of each replica and no shares.  Then a
+parameter may also be used outside of the graph, where every rank finds the same gradient for it: `no_sync`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from sp.runtime import ops
 @dataclass(frozen=True)
 class LocalGradients:
     name: str = "local_gradients"
+    averaged: bool = False
 
     def run(self, program: Program) -> Program:
         own, shared = 0, 0
@@ -35,11 +39,15 @@ class LocalGradients:
         for node in trained:
             users = [user for user in node.users if user not in trained]
             replicas = [user for user in users if op_name(user) == "sp.replicate"]
-            if others := [user for user in users if user not in replicas and _passes_gradients(user)]:
+            others = [user for user in users if user not in replicas and _passes_gradients(user)]
+            if others and not self.averaged:
                 _share(node, others)
             for replica in replicas:
-                replica.replace_all_uses_with(node)
-                program.graph.erase_node(replica)
+                if self.averaged:
+                    replica.target = ops.weigh
+                else:
+                    replica.replace_all_uses_with(node)
+                    program.graph.erase_node(replica)
             own, shared = own + bool(replicas), shared + bool(others)
         program.graph_module.recompile()
         return program.note(self.name, f"gradients left to others: parts of {own}, equal shares of {shared}")

@@ -70,6 +70,7 @@ def visits_forward(
         results.pass_on(block, visit.visitor)
     home = results.home()
     if home is not None:
+        own.state()  # memory of its own: what comes home lies in one buffer, and the results of an op may not
         own.merge(0, q_BHSD.shape[2], home.parts[0], home.parts[1].squeeze(-1))
     return with_sink(own, score).finish()
 

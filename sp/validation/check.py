@@ -60,7 +60,7 @@ def check_call(
         given = _Given.of(plain, args, kwargs, options, dtype)
         whole_lengths = given.request.lengths if length is None else (length,)
         call = given.untouched(plain, whole_lengths, alone)
-        executable = build(plain, call, whole_lengths, alone)
+        alone, executable = _built(plain, call, whole_lengths, alone)
         tried = trial_lengths(executable.program.sequences, world, lengths)
         trials = [given.trial(sizes, tuple(executable.outputs.names)) for sizes in tried]
         precision = _precision(executable.captured)
@@ -97,6 +97,15 @@ def _alone(options: Options) -> Options:
     """In a world of one, whole inputs, outputs and gradients."""
     whole = replace(options, group="", inputs=GLOBAL, outputs="global", sync_gradients=True)
     return replace(whole, compile=False, validate=False)
+
+
+def _built(plain: nn.Module, call: Request, lengths: Lengths, alone: Options) -> tuple[Options, Executable]:
+    """With caches gathered, too: unasked, they stay on their ranks."""
+    executable = build(plain, call, lengths, alone)
+    if caches := {name: GLOBAL for name in executable.outputs.kept if name}:
+        alone = replace(alone, outputs=caches)
+        executable = build(plain, call, lengths, alone)
+    return alone, executable
 
 
 @contextmanager

@@ -64,7 +64,8 @@ def draw_world(pick: Pick) -> World:
     strategy = pick([strategy, strategy, *_OTHERS])
     inner = pick([inner for inner in range(1, size + 1) if size % inner == 0])
     later, pieces = pick([False, False, True]), pick([False, False, True])
-    return replace(world, strategy=strategy, inner=inner, summed_later=later, pieces=pieces)
+    averaged = pick([False, True])
+    return replace(world, strategy=strategy, inner=inner, summed_later=later, pieces=pieces, averaged=averaged)
 
 
 def draw_program(pick: Pick, most: int = 10) -> Program:

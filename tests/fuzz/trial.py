@@ -41,8 +41,8 @@ _ZERO = 1e-13
 class World:
     """beyond: how many tokens the sequences have more than they must.  batch: how many rows, if not a single one.
     inner: ranks of the second axis of the mesh, for strategies that take two.
-    summed_later: whether gradients are summed over the ranks after backward.  pieces: whether the graph is cut, with
-    the program's parts for blocks."""
+    summed_later: whether gradients are summed over the ranks after backward; averaged: or averaged, then.
+    pieces: whether the graph is cut, with the program's parts for blocks."""
 
     size: int
     strategy: str
@@ -52,13 +52,15 @@ class World:
     inner: int = 1
     summed_later: bool = False
     pieces: bool = False
+    averaged: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.size // self.inner, self.inner) if find_strategy(self.strategy).axes else (self.size,)
 
     def passes(self) -> tuple[Pass, ...]:
-        return (*preparation(), *distribution(kernel=self.kernel, sync_gradients=not self.summed_later))
+        sync, averaged = not self.summed_later, self.averaged
+        return (*preparation(), *distribution(kernel=self.kernel, sync_gradients=sync, averaged=averaged))
 
     def on(self, shape: tuple[int, ...]) -> Strategy:
         return find_strategy(self.strategy).on(shape)
@@ -117,7 +119,8 @@ def _rows(model: Fuzzed, plain: Side, transformed: Transformed, trial: Trial, wo
 
     def rank(group: str) -> Seen:
         seen = observe(_bound(model, transformed, group, world.pieces), trial)
-        return _summed(seen, [name for name, _ in model.named_parameters()], group) if world.summed_later else seen
+        names, parts = [name for name, _ in model.named_parameters()], world.size if world.averaged else 1
+        return _summed(seen, names, group, parts) if world.summed_later else seen
 
     found = _on_ranks(world, rank)
     return [
@@ -131,12 +134,12 @@ def _on_ranks(world: World, run: Callable[[str], Seen]) -> list[Seen]:
     return run_ranks(world.size, lambda group: run(group.group_name), timeout_s=120)
 
 
-def _summed(seen: Seen, parameters: list[str], group: str) -> Seen:
-    """Gradients of parameters are this rank's part."""
+def _summed(seen: Seen, parameters: list[str], group: str, parts: int) -> Seen:
+    """Gradients of parameters are this rank's part, times `parts`."""
     world = find_world(group)
 
     def whole(name: str, part: Tensor | None) -> Tensor | None:
-        return part if part is None or name not in parameters else all_reduce(world, part, dist.ReduceOp.SUM)
+        return part if part is None or name not in parameters else all_reduce(world, part, dist.ReduceOp.SUM) / parts
 
     found = {of: {name: whole(name, part) for name, part in its.items()} for of, its in seen.gradients.items()}
     return replace(seen, gradients=found)

@@ -52,6 +52,8 @@ def spread(inputs: list[Tensor], mask: Band, layout: str, world: World, way: boo
     bound = BoundScore.bind(score, documents(length, keys), plan, q.device) if score else None
     forward, backward = WAYS[way]
     out, lse = forward(q, k, v, plan, KERNELS["flash"], SCALE, world, bound)
+    memories = {x.untyped_storage().data_ptr() for x in (out, lse)} - {0}
+    assert len(memories) == 2 or not out.numel(), "one memory for both"
     return [out, *backward(grad, Saved(q, k, v, out, lse), plan, KERNELS["flash"], SCALE, world, bound)[:3]]
 
 

@@ -15,6 +15,7 @@ from sp.passes import rule_table
 from sp.passes.rules import Case, Ruling, by_pattern, unary
 from sp.program import Partial
 from sp.testing.ranks import run_ranks
+from tests.decoders import decoder, prompt
 
 IDS = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
 
@@ -269,3 +270,10 @@ def test_noise_hides_no_mistake(wrong_flip):
     report = sp.check(Small(lambda x: (x - x.flip(1)).cumsum(-1)), (torch.randn(2, 9, 4),), world_size=3)
     assert not report.exact
     assert all(row.absolute > 1e9 * row.noise for row in report.rows if not row.exact)
+
+
+def test_caches_are_compared_whole():
+    """Unasked, a model's keys and values stay on their ranks."""
+    report = sp.check(decoder("Llama"), (prompt(9),), {"use_cache": True}, world_size=2)
+    assert report.exact
+    assert sum("keys" in row.what or "values" in row.what for row in report.rows) >= 4

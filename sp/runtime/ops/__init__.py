@@ -25,6 +25,7 @@ redistribute = torch.ops.sp.redistribute.default
 replicate = torch.ops.sp.replicate.default
 reduce = torch.ops.sp.reduce.default
 share = torch.ops.sp.share.default
+weigh = torch.ops.sp.weigh.default
 promise = torch.ops.sp.promise.default
 replicate_all = torch.ops.sp.replicate_all.default
 
@@ -42,5 +43,6 @@ __all__ = [
     "shard",
     "share",
     "unshard",
+    "weigh",
     "widen",
 ]
