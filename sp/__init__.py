@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sp.chain import parallelize_chain
     from sp.errors import (
         InputError,
+        RankLostError,
         RankMismatchError,
         RuleError,
         SpError,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         ValidationError,
     )
+    from sp.faults import failing_together
     from sp.measure import measure_machine
     from sp.mesh import MeshGroups
     from sp.module import ParallelModule
@@ -37,6 +39,7 @@ __all__ = [
     "InputError",
     "MeshGroups",
     "ParallelModule",
+    "RankLostError",
     "RankMismatchError",
     "RuleError",
     "SpError",
@@ -47,6 +50,7 @@ __all__ = [
     "costs",
     "data",
     "estimate",
+    "failing_together",
     "fully_shard",
     "inspect",
     "measure_machine",
@@ -59,10 +63,13 @@ __all__ = [
 # `import sp` loads none of it: a name brings the module that it lives in when it is first read (PEP 562).
 _HOMES = {
     **dict.fromkeys(("check", "estimate", "inspect", "parallelize"), "sp.api"),
-    **dict.fromkeys(("InputError", "RankMismatchError", "RuleError", "SpError", "StrategyError"), "sp.errors"),
+    **dict.fromkeys(
+        ("InputError", "RankLostError", "RankMismatchError", "RuleError", "SpError", "StrategyError"), "sp.errors"
+    ),
     **dict.fromkeys(("UnsupportedModelError", "ValidationError"), "sp.errors"),
     "STRATEGIES": "sp.strategy",
     "MeshGroups": "sp.mesh",
+    "failing_together": "sp.faults",
     "ParallelModule": "sp.module",
     "fully_shard": "sp.wiring",
     "measure_machine": "sp.measure",

@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # an arrow wherever it stands, inside a function or for the type checker too.
 FACTS = "crossing errors heads layout mask plan score steps strategy tile traffic"
 CALLS = "fitting options request executable"
-INTERFACE = "measure mesh register tracing wiring api chain data"
+INTERFACE = "faults measure mesh register tracing wiring api chain data"
 ARROWS = {
     "errors": ("", ""),
     "heads": ("", ""),
@@ -46,6 +46,7 @@ ARROWS = {
     "program": (f"{FACTS} devices", "torch sympy"),
     "mesh": ("errors strategy runtime.world", "torch"),
     "measure": ("costs mesh runtime.comm runtime.world", "torch"),
+    "faults": ("mesh runtime.faults runtime.world", "torch"),
     "generation": ("errors runtime.agreement runtime.world", "torch"),
     "passes": (
         f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table",
