@@ -35,8 +35,8 @@ from sp.runtime.ops import sums
 from tests.faults.bare import LENGTH, Bare
 
 START_S = 120.0  # for all ranks to be ready, on a machine that does other things too
-_CONTEXT = get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
+CONTEXT = get_context("forkserver")
+CONTEXT.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Outcome:
 def outcomes(way: Way, fault: Fault) -> list[Outcome]:
     """Of all ranks, in order.  TimeoutError where one has nothing to say for too long."""
     with TemporaryDirectory(prefix="sp-faults-") as folder:
-        pipes = [_CONTEXT.Pipe() for _ in range(way.world)]
+        pipes = [CONTEXT.Pipe() for _ in range(way.world)]
         processes = [
-            _CONTEXT.Process(target=_rank, args=(rank, way, fault, Path(folder), child), daemon=True)
+            CONTEXT.Process(target=_rank, args=(rank, way, fault, Path(folder), child), daemon=True)
             for rank, (_, child) in enumerate(pipes)
         ]
         try:
@@ -188,10 +188,10 @@ def _inject(fault: Fault) -> Callable[[], None]:
     if fault.where == "call":
         return fault.strike
     if fault.where == "checkpoint":
-        _before(FileSystemWriter, "write_data", fault.strike)
+        before(FileSystemWriter, "write_data", fault.strike)
     elif fault.where == "sum":
-        _before(sums, "start_sum", fault.strike)
-        _before(dist, "reduce_scatter_tensor", fault.strike)  # FSDP's
+        before(sums, "start_sum", fault.strike)
+        before(dist, "reduce_scatter_tensor", fault.strike)  # FSDP's
     else:
         counted = iter(range(1000))
         _Injected.backward = False
@@ -200,11 +200,11 @@ def _inject(fault: Fault) -> Callable[[], None]:
             if _Injected.backward == (fault.where == "backward") and next(counted) == 2:
                 fault.strike()  # in the middle of an attention, behind what ranks say before a call
 
-        _before(comm, "_reaching", count)
+        before(comm, "_reaching", count)
     return lambda: None
 
 
-def _before(owner: Any, name: str, do: Callable[[], None]) -> None:
+def before(owner: Any, name: str, do: Callable[[], None]) -> None:
     original = getattr(owner, name)
 
     def instead(*args: Any, **keywords: Any) -> Any:
