@@ -50,7 +50,8 @@ class Board:
     @property
     def exchanges(self) -> int:
         """How many the group has begun on this rank."""
-        return self.group._get_sequence_number_for_group()
+        known: Any = self.group
+        return known._get_sequence_number_for_group()
 
     @property
     def timeout_s(self) -> float:
@@ -75,8 +76,8 @@ class Board:
         key = f"{_KEY}{rank}"
         if not self.store.check([key]):
             return None
-        words = json.loads(self.store.get(key))
-        note = Note(**{name: tuple(word) if isinstance(word, list) else word for name, word in words.items()})
+        words: dict[str, Any] = json.loads(self.store.get(key))
+        note = Note(**{**words, "awaited": tuple(words["awaited"]), "left": tuple(words["left"])})
         return note if (group or self.group.group_name) in note.left else None
 
     def clear(self) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.faults.worlds import Fault, Outcome, Way, outcomes
+from tests.faults.worlds import EVERYBODY, Fault, Outcome, Way, outcomes
 
 TIMEOUT_S = 3.0
 RING = Way("ring", (3,), bare=True)
@@ -94,6 +94,12 @@ def test_a_rank_that_never_comes_is_named() -> None:
 def test_a_rank_that_is_slower_than_the_others_is_waited_for() -> None:
     found = outcomes(RING, Fault("sleep", "forward", 30.0, sleep_s=1.0))
     assert [each.kind for each in found] == [""] * 3
+
+
+def test_where_all_ranks_fail_alike_their_groups_stay() -> None:
+    """In the middle of the same attention; the next step is as if nothing had been."""
+    found = outcomes(RING, Fault("raise", "forward", 30.0, rank=EVERYBODY))
+    assert [each.kind for each in found] == [""] * 3, found
 
 
 def test_a_rank_of_two_axes_is_named_by_those_that_never_speak_to_it() -> None:

@@ -34,6 +34,7 @@ from sp.runtime import comm
 from sp.runtime.ops import sums
 from tests.faults.bare import LENGTH, Bare
 
+EVERYBODY = -1
 START_S = 120.0  # for all ranks to be ready, on a machine that does other things too
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
@@ -69,7 +70,8 @@ class Way:
 @dataclass(frozen=True)
 class Fault:
     """kind: kill, raise or sleep, of one rank.  where: call, forward, backward, sum or checkpoint.
-    timeout_s: of all groups.  together: inside `sp.failing_together`."""
+    rank: one, or EVERYBODY, who then takes the step once more.  timeout_s: of all groups.
+    together: inside `sp.failing_together`."""
 
     kind: str
     where: str
@@ -153,7 +155,10 @@ def _rank(rank: int, way: Way, fault: Fault, folder: Path, pipe: Connection) -> 
     dist.barrier()
     for group in list(c10d._world.pg_map):
         c10d._set_pg_timeout(timedelta(seconds=fault.timeout_s), group)
-    pipe.send(_tried(model, step, fault, folder, rank == fault.rank))
+    found = _tried(model, step, fault, folder, fault.rank in (rank, EVERYBODY))
+    if fault.rank == EVERYBODY and found.kind:
+        found = _tried(model, step, fault, folder, mine=False)
+    pipe.send(found)
     try:
         pipe.recv()  # until the parent hangs up
     except EOFError:
