@@ -51,7 +51,8 @@ class RankLostError(SpError):
     def during(self, what: str) -> RankLostError:
         """The same, and what the exchange was a part of; outer parts last."""
         before, mark, after = str(self).rpartition("\n  this rank, ")
-        return RankLostError(f"{before}\n  during: {what}{mark}{after}" if mark else str(self), ranks=self.ranks)
+        text = f"{before}\n  during: {what}{mark}{after}" if mark else str(self)
+        return type(self)(text, ranks=self.ranks)
 
 
 class RuleError(SpError):

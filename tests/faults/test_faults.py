@@ -84,6 +84,14 @@ def test_a_rank_that_is_too_slow_is_named_and_hears_of_it() -> None:
 
 
 @pytest.mark.slow
+def test_a_rank_that_takes_the_store_with_it_is_named_by_those_that_wait_for_it() -> None:
+    found = outcomes(RING, Fault("kill", "forward", TIMEOUT_S, rank=0, tcp=True))
+    assert [each.kind for each in found] == ["dead", "RankLostError", "RankLostError"]
+    assert [each.ranks for each in found[1:]] == [(0,), (1,)]  # nobody tells rank 2 what rank 1 has waited for
+    assert all(each.seconds < TIMEOUT_S + HURRY_S for each in found)
+
+
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_named() -> None:
     fault = Fault("sleep", "call", TIMEOUT_S, sleep_s=4 * TIMEOUT_S)
     found = outcomes(USP, fault)

@@ -35,7 +35,7 @@ from sp.runtime.ops import sums
 from tests.faults.bare import LENGTH, Bare
 
 EVERYBODY = -1
-START_S = 120.0  # for all ranks to be ready, on a machine that does other things too
+START_S = 280.0  # for all ranks to be ready, on a machine that does other things too
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
 
@@ -71,7 +71,7 @@ class Way:
 class Fault:
     """kind: kill, raise or sleep, of one rank.  where: call, forward, backward, sum or checkpoint.
     rank: one, or EVERYBODY, who then takes the step once more.  timeout_s: of all groups.
-    together: inside `sp.failing_together`."""
+    together: inside `sp.failing_together`.  tcp: rank 0 holds the store, as without torchrun's agent."""
 
     kind: str
     where: str
@@ -79,6 +79,7 @@ class Fault:
     rank: int = 1
     sleep_s: float = 0.0
     together: bool = False
+    tcp: bool = False
 
     def strike(self) -> None:
         if self.kind == "kill":
@@ -138,7 +139,7 @@ def _nobody(found: dict[int, Outcome]) -> list[Connection]:
 
 def _rank(rank: int, way: Way, fault: Fault, folder: Path, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), way.world)
+    store = _store(rank, way.world, folder, fault)
     dist.init_process_group("gloo", timeout=timedelta(seconds=START_S), world_size=way.world, rank=rank, store=store)
     model = way.spread()
     ids = torch.randint(0, 61, (2, LENGTH), generator=torch.Generator().manual_seed(1))
@@ -163,6 +164,19 @@ def _rank(rank: int, way: Way, fault: Fault, folder: Path, pipe: Connection) -> 
         pipe.recv()  # until the parent hangs up
     except EOFError:
         os._exit(0)
+
+
+def _store(rank: int, world: int, folder: Path, fault: Fault) -> dist.Store:
+    if not fault.tcp:
+        return dist.FileStore(str(folder / "store"), world)
+    if rank == 0:
+        server = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+        (folder / "port.new").write_text(str(server.port))
+        (folder / "port.new").rename(folder / "port")
+        return server
+    while not (folder / "port").exists():
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", int((folder / "port").read_text()), world, is_master=False)
 
 
 def _tried(model: nn.Module, step: Callable[..., None], fault: Fault, folder: Path, mine: bool) -> Outcome:
