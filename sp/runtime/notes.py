@@ -77,7 +77,8 @@ class Board:
         if not self.store.check([key]):
             return None
         words: dict[str, Any] = json.loads(self.store.get(key))
-        note = Note(**{**words, "awaited": tuple(words["awaited"]), "left": tuple(words["left"])})
+        words["awaited"], words["left"] = tuple(words["awaited"]), tuple(words["left"])
+        note = Note(**words)
         return note if (group or self.group.group_name) in note.left else None
 
     def clear(self) -> None:
