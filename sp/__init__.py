@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sp.counting import count
     from sp.errors import (
         InputError,
+        RankLostError,
         RankMismatchError,
         RuleError,
         SpError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         ValidationError,
     )
+    from sp.faults import failing_together
     from sp.measure import measure_machine
     from sp.mesh import MeshGroups
     from sp.module import ParallelModule
@@ -38,6 +40,7 @@ __all__ = [
     "InputError",
     "MeshGroups",
     "ParallelModule",
+    "RankLostError",
     "RankMismatchError",
     "RuleError",
     "SpError",
@@ -49,6 +52,7 @@ __all__ = [
     "count",
     "data",
     "estimate",
+    "failing_together",
     "fully_shard",
     "inspect",
     "measure_machine",
@@ -61,10 +65,13 @@ __all__ = [
 # `import sp` loads none of it: a name brings the module that it lives in when it is first read (PEP 562).
 _HOMES = {
     **dict.fromkeys(("check", "estimate", "inspect", "parallelize"), "sp.api"),
-    **dict.fromkeys(("InputError", "RankMismatchError", "RuleError", "SpError", "StrategyError"), "sp.errors"),
+    **dict.fromkeys(
+        ("InputError", "RankLostError", "RankMismatchError", "RuleError", "SpError", "StrategyError"), "sp.errors"
+    ),
     **dict.fromkeys(("UnsupportedModelError", "ValidationError"), "sp.errors"),
     "STRATEGIES": "sp.strategy",
     "MeshGroups": "sp.mesh",
+    "failing_together": "sp.faults",
     "ParallelModule": "sp.module",
     "count": "sp.counting",
     "fully_shard": "sp.wiring",

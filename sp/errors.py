@@ -67,6 +67,25 @@ class RankMismatchError(SpError):
     """
 
 
+class RankLostError(SpError):
+    """An exchange between ranks did not come to its end: one of them died, failed or is late.
+
+    `ranks` holds those to look at, as the whole job calls them.  What the backend said is the `__cause__`.
+    """
+
+    def __init__(
+        self, found: str, *, needed: str | None = None, remedy: str | None = None, ranks: Sequence[int] = ()
+    ) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(found, needed=needed, remedy=remedy)
+
+    def during(self, what: str) -> RankLostError:
+        """The same, and what the exchange was a part of; outer parts last."""
+        before, mark, after = str(self).rpartition("\n  this rank, ")
+        text = f"{before}\n  during: {what}{mark}{after}" if mark else str(self)
+        return type(self)(text, ranks=self.ranks)
+
+
 class RuleError(SpError):
     """A placement rule that was to be registered cannot be read, is not true, or is one too many.
 

@@ -58,7 +58,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], world: World, parts: int =
     for message in _messages(grads):
         wide = torch.promote_types(message[0].dtype, torch.float32)
         packed = torch.cat([grad.reshape(-1).to(wide) for grad in message])
-        total = all_reduce(world, packed, dist.ReduceOp.SUM).div_(parts)
+        total = all_reduce(world, packed, dist.ReduceOp.SUM, "the gradients of no_sync").div_(parts)
         for grad, part in zip(message, total.split([grad.numel() for grad in message]), strict=True):
             grad.copy_(part.view(grad.shape))
 

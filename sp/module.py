@@ -26,6 +26,7 @@ from sp.layout import find_layout
 from sp.options import CONTIGUOUS, Options
 from sp.request import Lengths, Request
 from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed, exchange_statements
+from sp.runtime.faults import failing_together
 from sp.runtime.shards import BoundLayout
 from sp.runtime.world import World, find_world
 from sp.show import Report
@@ -95,7 +96,8 @@ class ParallelModule(Facade):
             request = dealt(request, held, self.layout)
         seed = draw_seed(world, self.options.generator, self._parameter_device()) if executable.is_noisy else None
         note_call(executable, self.options.group)
-        output = executable(self.plain, request, lengths, seed)
+        with failing_together(world, f"call {executable.calls + 1} of {type(self.plain).__name__}"):
+            output = executable(self.plain, request, lengths, seed)
         watch_sums(output, lambda: self.options.sync_gradients)
         return output
 

@@ -76,4 +76,4 @@ def _part(path: str | Path, rank: int) -> Path:
 
 def _meet(world: World) -> None:
     """Every rank is here."""
-    all_gather(world, torch.zeros(1, dtype=torch.uint8), [(1,)] * world.size)
+    all_gather(world, torch.zeros(1, dtype=torch.uint8), [(1,)] * world.size, "the end of a trace")

@@ -29,6 +29,7 @@ KINDS = {
     "StrategyError": ("StrategyError", "A strategy, mesh or option that does not exist or does not fit this world."),
     "InputError": ("InputError", "Arguments of a call that cannot be spread over this world."),
     "RankMismatchError": ("RankMismatchError", "Ranks of one group that disagree; raised on all of them."),
+    "RankLostError": ("RankLostError", "A rank that died, failed or is late; raised on all others that wait for it."),
     "UnsupportedModelError": ("UnsupportedModelError", "A model that cannot be captured or transformed exactly."),
     "Refused": ("Reasons of an UnsupportedModelError", "What one node of a model does that cannot be proven exact."),
     "RefusedChangeError": ("Reasons: changes in place", "What one line of a model changes that others can see."),

@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # an arrow wherever it stands, inside a function or for the type checker too.
 FACTS = "crossing errors heads layout mask plan score steps strategy tile traffic"
 CALLS = "fitting options request executable"
-INTERFACE = "counting measure mesh register tracing wiring api chain data"
+INTERFACE = "counting faults measure mesh register tracing wiring api chain data"
 ARROWS = {
     "errors": ("", ""),
     "heads": ("", ""),
@@ -48,6 +48,7 @@ ARROWS = {
     "program": (f"{FACTS} devices", "torch sympy"),
     "mesh": ("errors strategy runtime.world", "torch"),
     "measure": ("costs mesh runtime.comm runtime.world", "torch"),
+    "faults": ("mesh runtime.faults runtime.world", "torch"),
     "generation": ("errors runtime.agreement runtime.world", "torch"),
     "passes": (
         f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table",

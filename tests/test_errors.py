@@ -8,6 +8,7 @@ import pytest
 from sp import errors
 from sp.errors import (
     InputError,
+    RankLostError,
     RankMismatchError,
     Refusal,
     RuleError,
@@ -18,6 +19,7 @@ from sp.errors import (
 )
 
 KINDS = [StrategyError, InputError, RankMismatchError, UnsupportedModelError, ValidationError, RuleError]
+KINDS += [RankLostError]
 FLIP = Refusal(
     node="flip_1: aten.flip(mul_3, [1])",
     source="model.py:41, in forward: x = x.flip(1)",

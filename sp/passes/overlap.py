@@ -3,7 +3,7 @@
     replicate   = sp.replicate(blocks.0.q, 'sp')              sums one gradient, and waits for it
     replicate_1 = sp.replicate(blocks.0.k, 'sp')
     →
-    promise       = sp.promise([blocks.0.q, blocks.0.k])      at the start of the graph: waits at the end of backward
+    promise       = sp.promise([blocks.0.q, blocks.0.k], 'sp')    at the start: waits at the end of backward
     …
     replicate_all = sp.replicate_all([blocks.0.q, blocks.0.k], promise, 'sp')    in front of block 0: posts the sum
     replicate     = replicate_all[0]
@@ -153,7 +153,7 @@ def _send(message: Message, start: fx.Node, order: Mapping[fx.Node, int]) -> Non
     values = [parameter.value for parameter in message]
     meta = {key: value for key, value in xs[0].meta.items() if key != "placement"}
     with graph.inserting_before(start):
-        promise = graph.create_node("call_function", ops.promise, (xs,), name="promise")
+        promise = graph.create_node("call_function", ops.promise, (xs, AXIS), name="promise")
     wide = torch.float32 if values[0].dtype.itemsize < 4 else values[0].dtype
     promise.meta = {**meta, "val": [values[0].new_empty(size, dtype=wide) for size in _ticket_sizes(values)]}
     with graph.inserting_before(min(tops.values(), key=order.__getitem__)):

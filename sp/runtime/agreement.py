@@ -46,7 +46,7 @@ def exchange_statements(world: World, mine: Statement, device: torch.device) -> 
     text = _written(mine)
     sheet = torch.zeros(STATEMENT_BYTES, dtype=torch.uint8)
     sheet[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    sheets = all_gather(world, sheet.to(device), [(STATEMENT_BYTES,)] * world.size)
+    sheets = all_gather(world, sheet.to(device), [(STATEMENT_BYTES,)] * world.size, "what all ranks say before a call")
     return [Statement(**json.loads(bytes(sheet.cpu().numpy()).rstrip(b"\0"))) for sheet in sheets]
 
 
@@ -108,7 +108,7 @@ def draw_seed(world: World, generator: torch.Generator | None, device: torch.dev
 
     generator: on the CPU; None is torch's own.  device: where the ranks communicate."""
     seed = torch.randint(torch.iinfo(torch.int64).max, (), generator=generator)
-    return all_gather(world, seed.to(device), [()] * world.size)[0].cpu()
+    return all_gather(world, seed.to(device), [()] * world.size, "the seed of a call")[0].cpu()
 
 
 def checksum(tensors: Sequence[Tensor]) -> str:

@@ -32,7 +32,7 @@ def _gathered(
     own = (k_BGSD, v_BGSE)
     lengths = [keys_of(plan, source) for source in range(world.size)]
     packed = Block.empty(own, lengths[world.rank], k_BGSD.dtype).filled(own)
-    gathering = start_gather(world, packed.flat, [(Block.size(own, length),) for length in lengths])
+    gathering = start_gather(world, packed.flat, [(Block.size(own, length),) for length in lengths], "keys and values")
     yield steps[0], k_BGSD, v_BGSE
     buffers = gathering.wait()
     for step in steps[1:]:

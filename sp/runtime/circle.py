@@ -46,11 +46,13 @@ class Circle:
 
         block: `own`, if they are in one already."""
         rooms = Rooms(own, max(self.lengths), own[0].dtype)
-        for source, following in zip(self.sources, (*self.sources[1:], self.own), strict=True):
+        steps = zip(self.sources, (*self.sources[1:], self.own), strict=True)
+        for number, (source, following) in enumerate(steps, 1):
             flight = None
             if following != self.own:
                 block = block or rooms.next(self.lengths[self.own]).filled(own)
-                flight = send(block, rooms.next(self.lengths[following]), self.way, VISITORS, self.world)
+                arriving = rooms.next(self.lengths[following])
+                flight = send(block, arriving, self.way, VISITORS, self.world, f"step {number} of {len(self.sources)}")
             yield tuple(own) if block is None or source == self.own else block.parts
             if flight is not None:
                 block = flight.land()
@@ -77,7 +79,8 @@ class Results:
         circle, following = self._circle, next(self._following, None)
         way = circle.way if following is not None else source - circle.own
         room = self._rooms.next(circle.lengths[circle.own if following is None else following])
-        self._flight = send(block, room, way, RESULTS, circle.world)
+        step = f"the results of step {circle.sources.index(source) + 1} of {len(circle.sources)}"
+        self._flight = send(block, room, way, RESULTS, circle.world, step)
 
     def home(self) -> Block | None:
         """What the others have found for what began here; None if there are none."""
@@ -111,7 +114,7 @@ class Flight:
         return self.block
 
 
-def send(block: Block, arriving: Block, way: int, tag: int, world: World) -> Flight:
-    """Every rank sends to the one `way` further on, and receives from the one as far behind."""
+def send(block: Block, arriving: Block, way: int, tag: int, world: World, step: str) -> Flight:
+    """Every rank sends to the one `way` further on, and receives from the one as far behind.  step: for errors."""
     to, source = (world.rank + way) % world.size, (world.rank - way) % world.size
-    return Flight(post_exchange(world, block.flat, to, arriving.flat, source, tag), arriving)
+    return Flight(post_exchange(world, block.flat, to, arriving.flat, source, tag, step), arriving)

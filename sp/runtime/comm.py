@@ -23,12 +23,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sp.runtime.faults import Watch
 from sp.runtime.host import HostGroup, HostWork, crosses_host
 from sp.runtime.spans import span
 from sp.runtime.tally import ALL_TO_ALL, EXCHANGE, GATHER, Tally, note_message, note_sum, timers_of_sum, waiting
 from sp.runtime.world import World
 
 Work = dist.Work | HostWork
+_SUM = "a sum of gradients (all-reduce, {:,} bytes)"
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,25 @@ class Exchange:
     works: tuple[Work, ...]
     send: Tensor
     receive: Tensor
+    watch: Watch
     timers: tuple[Tally, ...] = ()
 
     def wait(self) -> Tensor:
-        """The received tensor, once it is there (on CUDA: once the current stream may use it)."""
-        with span("wait for {:,} bytes", self.receive.nbytes), waiting(self.timers):
+        """The received tensor, once it is there (on CUDA: once the current stream may use it).  RankLostError."""
+        with span("wait for {:,} bytes", self.receive.nbytes), waiting(self.timers), self.watch:
             for work in self.works:
                 work.wait()
         return self.receive
 
 
-def post_exchange(world: World, send: Tensor, to: int, receive: Tensor, source: int, tag: int = 0) -> Exchange:
+def post_exchange(
+    world: World, send: Tensor, to: int, receive: Tensor, source: int, tag: int = 0, step: str = "an exchange"
+) -> Exchange:
     """Start sending `send` to rank `to` and filling `receive` from rank `source`; returns without waiting.
 
     Both are contiguous; either may be empty, as long as the other side agrees.  Exchanges under way at the
     same time between the same ranks take different tags (NCCL has none: there, the order of posting counts).
+    step: which one it is, for errors.
     """
     assert world.group is not None, "a world of one has nobody to exchange with"
     assert world.rank not in (to, source), "a rank does not send to itself"
@@ -61,8 +67,9 @@ def post_exchange(world: World, send: Tensor, to: int, receive: Tensor, source: 
     group = _reaching(world.group, send.device)
     post = _post_each if send.device.type == "cpu" or isinstance(group, HostGroup) else _post_batched
     timers = note_message(world, EXCHANGE, send.nbytes, receive.nbytes)
-    with span("send {:,} bytes to rank {}, receive from rank {}", send.nbytes, to, source):
-        return Exchange(post(group, send, to, receive, source, tag), send, receive, timers)
+    watch = Watch(world, "{} ({:,} bytes)", step, receive.nbytes, source=source)
+    with span("send {:,} bytes to rank {}, receive from rank {}", send.nbytes, to, source), watch:
+        return Exchange(post(group, send, to, receive, source, tag), send, receive, watch, timers)
 
 
 def _reaching(group: dist.ProcessGroup, device: torch.device) -> Any:
@@ -90,15 +97,16 @@ def _post_batched(group: Any, send: Tensor, to: int, receive: Tensor, source: in
     return tuple(dist.batch_isend_irecv(requests)) if requests else ()
 
 
-def all_reduce(world: World, x: Tensor, op: Any) -> Tensor:
+def all_reduce(world: World, x: Tensor, op: Any, what: str = "a reduction") -> Tensor:
     """All ranks' `x` reduced, the same bits on every rank.  Fresh and contiguous; `x` stays as it is.
 
-    op: of dist.ReduceOp."""
+    op: of dist.ReduceOp.  what: for errors."""
     total = x.clone(memory_format=torch.contiguous_format)
     if world.group is not None and total.numel():
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        with span("all-reduce {:,} bytes", total.nbytes), waiting(note_sum(world, total)):
+        watch = Watch(world, "{} (all-reduce, {:,} bytes)", what, x.nbytes)
+        with span("all-reduce {:,} bytes", total.nbytes), waiting(note_sum(world, total)), watch:
             _reaching(world.group, x.device).allreduce([total], options).wait()
     return total
 
@@ -109,22 +117,22 @@ def start_sum(world: World, x: Tensor) -> None:
     torch keeps the request with the memory of `x`, as it does for its functional collectives."""
     if world.group is not None and x.numel():
         note_sum(world, x, posted=True)
-        with span("post a sum of {:,} bytes", x.nbytes):
+        with span("post a sum of {:,} bytes", x.nbytes), Watch(world, _SUM, x.nbytes):
             torch.ops._c10d_functional.all_reduce_(x, "sum", world.group.group_name)
 
 
-def finish_sum(x: Tensor) -> None:
+def finish_sum(world: World, x: Tensor) -> None:
     """Wait for what `start_sum` has started, if anything (on CUDA: until the current stream may use it)."""
-    with span("wait for a sum of {:,} bytes", x.nbytes), waiting(timers_of_sum(x)):
+    with span("wait for a sum of {:,} bytes", x.nbytes), waiting(timers_of_sum(x)), Watch(world, _SUM, x.nbytes):
         torch.ops._c10d_functional.wait_tensor(x)
 
 
-def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+def all_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]], what: str = "a gather") -> list[Tensor]:
     """Every rank's tensor, in rank order, fresh and contiguous.  `shapes[r]` is the shape that rank r has.
 
     Sizes may differ: the collective wants equal ones, so the smaller are padded on the way (layouts are
-    uneven by one token).  Bytes travel, since backends do not know every dtype."""
-    return start_gather(world, x, shapes).wait()
+    uneven by one token).  Bytes travel, since backends do not know every dtype.  what: for errors."""
+    return start_gather(world, x, shapes, what).wait()
 
 
 @dataclass(frozen=True)
@@ -136,19 +144,20 @@ class Gathering:
     received: tuple[Tensor, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
+    watch: Watch
     timers: tuple[Tally, ...] = ()
 
     def wait(self) -> list[Tensor]:
         """Every rank's tensor (on CUDA: once the current stream may use it)."""
         if self.work is not None:
-            with span("wait for {:,} bytes of each rank", self.send.nbytes), waiting(self.timers):
+            with span("wait for {:,} bytes of each rank", self.send.nbytes), waiting(self.timers), self.watch:
                 self.work.wait()
         sizes = [prod(shape) * self.dtype.itemsize for shape in self.shapes]
         parts = zip(self.received, sizes, self.shapes, strict=True)
         return [flat[:size].view(self.dtype).view(shape) for flat, size, shape in parts]
 
 
-def start_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> Gathering:
+def start_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]], what: str = "a gather") -> Gathering:
     """Start `all_gather`; returns without waiting."""
     assert len(shapes) == world.size, f"{len(shapes)} shapes for {world.size} ranks"
     assert list(x.shape) == list(shapes[world.rank]), f"{x.shape} is not {shapes[world.rank]}, as promised"
@@ -158,12 +167,12 @@ def start_gather(world: World, x: Tensor, shapes: Sequence[Sequence[int]]) -> Ga
     if padded.numel() < size:
         padded = torch.cat([padded, padded.new_zeros(size - padded.numel())])
     received = [padded.clone()] if world.group is None else [padded.new_empty(size) for _ in shapes]
-    work, timers = None, ()
+    work, timers, watch = None, (), Watch(world, "{} (all-gather, {:,} bytes of each rank)", what, size)
     if world.group is not None and size:
         timers = note_message(world, GATHER, *[size * (world.size - 1)] * 2)
-        with span("gather {:,} bytes of each rank", size):
+        with span("gather {:,} bytes of each rank", size), watch:
             work = _reaching(world.group, x.device).allgather([received], [padded])
-    return Gathering(work, padded, tuple(received), tuple(tuple(shape) for shape in shapes), x.dtype, timers)
+    return Gathering(work, padded, tuple(received), tuple(tuple(shape) for shape in shapes), x.dtype, watch, timers)
 
 
 def all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequence[int]) -> Tensor:
@@ -183,6 +192,7 @@ def start_all_to_all(world: World, send: Tensor, to: Sequence[int], source: Sequ
     counts = [[count * width for count in side] for side in (source, to)]
     group = _reaching(world.group, send.device)
     timers = note_message(world, ALL_TO_ALL, *(sum(side) - side[world.rank] for side in reversed(counts)))
-    with span("all-to-all of {:,} bytes", send.nbytes):
+    watch = Watch(world, "an exchange of all with all ({:,} bytes)", received.nbytes)
+    with span("all-to-all of {:,} bytes", send.nbytes), watch:
         work = group.alltoall_base(received.view(torch.uint8), send.view(torch.uint8), *counts)
-    return Exchange((work,), send, received, timers)
+    return Exchange((work,), send, received, watch, timers)

@@ -54,12 +54,12 @@ def _travel(
     own, block, (steps, again) = (k_BGSD, v_BGSE), None, _apart(steps)
     turns, longest = _turns(plan, steps), max(keys_of(plan, rank) for rank in range(plan.world))
     begun, rooms = own, Rooms(own, longest, k_BGSD.dtype)
-    for turn, following in zip(turns, (*turns[1:], None), strict=True):
+    for number, (turn, following) in enumerate(zip(turns, (*turns[1:], None), strict=True), 1):
         flight = None
         if following is not None:
             block = block or rooms.next(k_BGSD.shape[2]).filled(own)
             arriving = rooms.next(keys_of(plan, following[0].source))
-            flight = send(block, arriving, 1, VISITORS, world.outer)
+            flight = send(block, arriving, 1, VISITORS, world.outer, f"turn {number} of {len(turns)}")
         here = _circle(plan, turn, world).bring(begun, block)
         yield from ((step, k, v) for step, (k, v) in zip(turn, here, strict=True))
         if flight is not None:
@@ -141,7 +141,7 @@ class _Sums:
 
     def _send(self, sums: Block, source: int, way: int) -> Flight:
         """To the ring so far on; what comes is of `source`."""
-        return send(sums, self._block(source), way, RESULTS, self._world.outer)
+        return send(sums, self._block(source), way, RESULTS, self._world.outer, "the results of a turn")
 
 
 DOUBLE_RING = Stream(_travel, _Sums)

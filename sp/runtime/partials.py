@@ -49,6 +49,6 @@ def _merged(mine: Accumulator, q_BHSD: Tensor, world: World) -> Accumulator:
     out_BHSE, lse_BHS = mine.state()
     packed_BHSF = torch.cat([out_BHSE, lse_BHS.unsqueeze(-1)], -1)
     total = Accumulator(q_BHSD, out_BHSE.shape[3])
-    for part_BHSF in all_gather(world, packed_BHSF, [packed_BHSF.shape] * world.size):
+    for part_BHSF in all_gather(world, packed_BHSF, [packed_BHSF.shape] * world.size, "partial results"):
         total.merge(0, q_BHSD.shape[2], part_BHSF[..., :-1], part_BHSF[..., -1])
     return total

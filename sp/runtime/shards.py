@@ -198,5 +198,5 @@ def _checked_dim(x: Tensor, dim: int) -> int:
 
 def _every_rank(world: World, number: int, device: torch.device) -> list[int]:
     """The number that each rank passes."""
-    numbers = all_gather(world, torch.tensor([number], device=device), [(1,)] * world.size)
+    numbers = all_gather(world, torch.tensor([number], device=device), [(1,)] * world.size, "lengths")
     return [int(one.item()) for one in numbers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import resource
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 _worlds = itertools.count()  # group names are global to the process, so each world takes a fresh number
-_ABORT_TAG = 2**31 - 1
 _gloo: Any = dist.ProcessGroupGloo  # torch's stub lacks the options and devices it has at run time
 
 
@@ -50,20 +48,6 @@ def _group(store: dist.Store, rank: int, world: int, device: Any, timeout: timed
     group._register_backend(torch.device("cpu"), gloo, _gloo(store, rank, world, options))
     group._set_default_backend(gloo)
     return group
-
-
-def abort(*groups: dist.ProcessGroup) -> None:
-    """Closes every connection of gloo groups: whoever waits on one, on either side, gets a RuntimeError at once.
-
-    `abort()` and `shutdown()` of a gloo group do nothing, and it is not deleted while anyone refers to it. But a
-    receive that times out closes all connections of its group.
-    """
-    for group in groups:
-        if group.size() == 1:
-            continue
-        peer = (group.rank() + 1) % group.size()
-        with contextlib.suppress(RuntimeError):  # that it timed out, or that it was closed already
-            group.recv([torch.empty(1)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
 
 
 def release(groups: Sequence[dist.ProcessGroup]) -> None:

@@ -23,6 +23,7 @@ from typing import Generic, TypeVar
 import torch.distributed as dist
 
 from sp.mesh import MeshGroups
+from sp.runtime.notes import close_connections
 from sp.testing import gloo
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ def _run(
     try:
         return _values(threads, outcomes, deadline)
     except BaseException as error:  # Ctrl-C too
-        gloo.abort(*groups)
+        close_connections(*groups)
         _join(threads, deadline, error)
         raise
     finally:

@@ -30,6 +30,7 @@ from torch import Tensor
 from sp.errors import InputError, SpError
 from sp.mask import Band
 from sp.plan import Plan
+from sp.runtime.faults import Inside
 from sp.runtime.kernels import find_kernel
 from sp.runtime.ops.order import keep_order
 from sp.runtime.scores import BoundScore
@@ -86,6 +87,10 @@ class Call:
         """The score for this rank, None if there is none."""
         return BoundScore.bind(self.score, leaves, plan, device) if self.score else None
 
+    def named(self, direction: str) -> Inside:
+        """Around what exchanges: a rank that is lost there was lost in this attention."""
+        return Inside("attention {}, {} layout over {}", direction, self.layout, self.transport)
+
 
 def check(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, kernel: str) -> None:
     """Refuse what no kernel or this kernel cannot compute: InputError, StrategyError.  Fake tensors will do."""
@@ -116,7 +121,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments
     check_leaves(leaves, call)
     plan, world = call.plan(q.shape[2], k.shape[2])
     kernel, score = find_kernel(call.kernel), call.bind(leaves, plan, q.device)
-    return find_transport(call.transport).forward(q, k, v, plan, kernel, call.scale, world, score)
+    with call.named("forward"):
+        return find_transport(call.transport).forward(q, k, v, plan, kernel, call.scale, world, score)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], *arguments: Any) -> Results:
@@ -137,7 +143,8 @@ def _backward(grad_out: Tensor, saved: list[Tensor], shape: list[int], *rest: An
     kernel, score = find_kernel(call.kernel), call.bind(leaves, plan, grad_out.device)
     run, dtype = find_transport(call.transport).backward, saved[0].dtype
     q, k, v, out, lse = saved
-    dq, dk, dv, dleaves = run(grad_out, Saved(q, k, v, out, lse, groups), plan, kernel, call.scale, world, score)
+    with call.named("backward"):
+        dq, dk, dv, dleaves = run(grad_out, Saved(q, k, v, out, lse, groups), plan, kernel, call.scale, world, score)
     trained = [grad.to(leaf.dtype) for grad, leaf in zip(dleaves, leaves, strict=True)]
     return dq.to(dtype), dk.to(dtype), dv.to(dtype), trained
 

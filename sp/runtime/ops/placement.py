@@ -59,7 +59,7 @@ def _unshard(x: Tensor, *arguments: Any) -> Tensor:
     place = Place(*arguments)
     span = place.span
     lengths = [span.local_length(rank) for rank in range(span.world.size)]
-    parts = all_gather(span.world, x, [place.shape(x, n) for n in lengths])
+    parts = all_gather(span.world, x, [place.shape(x, n) for n in lengths], "an unshard")
     result = x.new_empty(place.shape(x, place.length))
     to = place.rows(result, place.length)
     for rank, (part, n) in enumerate(zip(parts, lengths, strict=True)):

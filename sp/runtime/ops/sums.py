@@ -56,13 +56,13 @@ def _start_sums_fake(gradients: Sequence[Tensor], group: str) -> Tensor:
     return first.new_empty((sum(gradient.numel() for gradient in gradients),), dtype=_wide(first.dtype))
 
 
-def _finish_sums(message: Tensor, counts: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+def _finish_sums(message: Tensor, counts: Sequence[int], dtype: torch.dtype, group: str) -> list[Tensor]:
     """Waits for what `start_sums` has posted; `counts[i]` elements are the i-th sum: [counts[i]], in `dtype`."""
-    finish_sum(message)
+    finish_sum(find_world(group), message)
     return [part.to(dtype, copy=True) for part in message.split(list(counts))]
 
 
-def _finish_sums_fake(message: Tensor, counts: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+def _finish_sums_fake(message: Tensor, counts: Sequence[int], dtype: torch.dtype, group: str) -> list[Tensor]:
     keep_order()
     return [message.new_empty((count,), dtype=dtype) for count in counts]
 
@@ -76,7 +76,7 @@ finish_sums = torch.library.custom_op(
     "sp::finish_sums",
     _finish_sums,
     mutates_args=(),
-    schema="(Tensor message, SymInt[] counts, ScalarType dtype) -> Tensor[]",
+    schema="(Tensor message, SymInt[] counts, ScalarType dtype, str group) -> Tensor[]",
 )
 finish_sums.register_fake(_finish_sums_fake)
 
@@ -93,8 +93,8 @@ def _start_backward(ctx: Any, gradient: Tensor) -> tuple[list[Tensor], None]:
     return [replicate_one(part.view(shape).to(ctx.dtype), ctx.group) for part, shape in pairs], None
 
 
-def _finish_backward(ctx: Any, gradients: Sequence[Tensor]) -> tuple[Tensor, None, None]:
-    return torch.cat([gradient.to(_wide(gradient.dtype)) for gradient in gradients]), None, None
+def _finish_backward(ctx: Any, gradients: Sequence[Tensor]) -> tuple[Tensor, None, None, None]:
+    return torch.cat([gradient.to(_wide(gradient.dtype)) for gradient in gradients]), None, None, None
 
 
 start_sums.register_autograd(_start_backward, setup_context=_keep_shapes)
@@ -102,26 +102,27 @@ finish_sums.register_autograd(_finish_backward)
 
 
 class _Promise(torch.autograd.Function):
-    """A ticket [all elements] and a mark [] for each tensor; none of them has memory worth the name."""
+    """Of a group and tensors a ticket [all elements] and a mark [] for each of these, without memory worth the name."""
 
     @staticmethod
-    def forward(*xs: Tensor) -> tuple[Tensor, ...]:
+    def forward(group: str, *xs: Tensor) -> tuple[Tensor, ...]:
         mark = xs[0].new_zeros((), dtype=_wide(xs[0].dtype))
         return mark.expand(sum(x.numel() for x in xs)), *(torch.zeros_like(mark) for _ in xs)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.shapes, ctx.dtype = [x.shape for x in inputs], inputs[0].dtype
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.group, *xs = inputs
+        ctx.shapes, ctx.dtype = [x.shape for x in xs], xs[0].dtype
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         message, *marks = gradients
         if message is None:
-            return (None,) * len(marks)
-        sums = finish_sums(message, [prod(shape) for shape in ctx.shapes], ctx.dtype)
+            return (None,) * (1 + len(marks))
+        sums = finish_sums(message, [prod(shape) for shape in ctx.shapes], ctx.dtype, ctx.group)
         found = zip(sums, ctx.shapes, marks, strict=True)
-        return tuple(None if mark is None else total.view(shape) for total, shape, mark in found)
+        return None, *(None if mark is None else total.view(shape) for total, shape, mark in found)
 
 
 class _ReplicateAll(torch.autograd.Function):
@@ -150,10 +151,10 @@ class _ReplicateAll(torch.autograd.Function):
         return None, message, *marks, *(None,) * n
 
 
-def _promise(xs: Sequence[Tensor]) -> list[Tensor]:
+def _promise(xs: Sequence[Tensor], group: str) -> list[Tensor]:
     """Replicated tensors of one dtype -> [ticket, mark, …], for `replicate_all` of the same tensors and nobody else."""
     trained = [x for x in xs if x.requires_grad]
-    return list(_Promise.apply(*trained)) if trained else []
+    return list(_Promise.apply(group, *trained)) if trained else []
 
 
 def _replicate_all(xs: Sequence[Tensor], tickets: Sequence[Tensor], group: str) -> list[Tensor]:
@@ -165,7 +166,7 @@ def _replicate_all(xs: Sequence[Tensor], tickets: Sequence[Tensor], group: str) 
 
 # Composite, as `sp::replicate`: one node each in printed graphs, and below that views.
 _library = torch.library.Library("sp", "FRAGMENT")
-_library.define("promise(Tensor[] xs) -> Tensor[]")
+_library.define("promise(Tensor[] xs, str group) -> Tensor[]")
 _library.impl("promise", _promise, "CompositeImplicitAutograd")
 _library.define("replicate_all(Tensor(a)[] xs, Tensor[] tickets, str group) -> Tensor(a)[]")
 _library.impl("replicate_all", _replicate_all, "CompositeImplicitAutograd")

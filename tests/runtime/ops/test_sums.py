@@ -37,7 +37,7 @@ class Blocks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         members = [[weight, bias] for weight, bias in zip(self.weights, self.biases, strict=True)]
         members[1].append(self.spare)
-        promises = [promise(each) for each in members]
+        promises = [promise(each, self.group) for each in members]
         for each, its in zip(members, promises, strict=True):
             weight, bias, *_ = replicate_all(each, its, self.group)
             x = F.linear(x, weight, bias).sin()
@@ -71,7 +71,10 @@ def test_every_rank_has_the_gradient_of_all_tokens(world: int) -> None:
         module = Blocks(group.group_name)
         same(gradients(module, tokens[group.rank() :: world]), right)
         weight = module.weights[0]
-        assert replicate_all([weight], promise([weight]), group.group_name)[0].data_ptr() == weight.data_ptr()
+        assert (
+            replicate_all([weight], promise([weight], group.group_name), group.group_name)[0].data_ptr()
+            == weight.data_ptr()
+        )
 
     run_ranks(world, check)
 
@@ -98,7 +101,7 @@ def test_16_bits_are_rounded_once(dtype: torch.dtype) -> None:
 
     def rank(group: dist.ProcessGroup) -> Tensor:
         x = nn.Parameter(torch.zeros(4, 5, dtype=dtype))
-        (replicate_all([x], promise([x]), group.group_name)[0] * parts[group.rank()]).sum().backward()
+        (replicate_all([x], promise([x], group.group_name), group.group_name)[0] * parts[group.rank()]).sum().backward()
         assert x.grad is not None
         return x.grad
 
@@ -180,4 +183,4 @@ def test_opcheck() -> None:
     xs = [numbers(3, 4).requires_grad_(), numbers(5).requires_grad_()]
     torch.library.opcheck(torch.ops.sp.start_sums.default, (xs, ""), test_utils=utils)
     message = numbers(17).requires_grad_()
-    torch.library.opcheck(torch.ops.sp.finish_sums.default, (message, [12, 5], torch.float64), test_utils=utils)
+    torch.library.opcheck(torch.ops.sp.finish_sums.default, (message, [12, 5], torch.float64, ""), test_utils=utils)
