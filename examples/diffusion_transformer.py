@@ -136,7 +136,7 @@ def over_ranks(strategy: str, steps: int, side: int, larger: int, folder: str) -
 
 def main() -> int:
     parser = with_world(__doc__, strategy="ulysses")
-    parser.add_argument("--steps", type=positive, default=12)
+    parser.add_argument("--steps", type=positive, default=8)
     parser.add_argument("--side", type=positive, default=48, help=f"of an image in training, a multiple of {PATCH}")
     parser.add_argument("--larger", type=positive, default=80, help="the same for samples")
     args = parser.parse_args()
@@ -145,13 +145,13 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         work = args.strategy, args.steps, args.side, args.larger, folder
-        ranks = run_processes(args.world, over_ranks, *work, timeout_s=900)
+        ranks = run_processes(args.world, over_ranks, *work, timeout_s=1800)
         saved = FluxTransformer2DModel.from_pretrained(folder)
     alone = train(make_model(), args.steps, args.side)
     (losses, _), attention = ranks[0]
     print(f"{args.strategy} over {args.world} ranks, {(args.side // PATCH) ** 2} image tokens and 2 of text")
-    mask, sent = " & ".join(attention["words"]), max(attention["sent_forward"]) / 1024
-    print(f"each attention: {mask}, ranks balanced to {attention['balance']:.0%}, sends {sent:,.0f} KiB an image\n")
+    mask, balance, sent = attention["mask"], attention["balance"], max(attention["sent_forward"]) / 1024
+    print(f"mask {mask}, work balanced to {balance:.1%}, {sent:,.0f} KiB sent in each attention of a sample\n")
     rows = [(step, a, b, abs(a / b - 1)) for step, (a, b) in enumerate(zip(losses, alone, strict=True))]
     print(tabulate(rows, ["step", "loss over ranks", "alone", "Δ"], floatfmt=("", ".5f", ".5f", ".1e")))
     plain = sample(saved, args.larger)

@@ -7,7 +7,7 @@ token looks into another document.  The same fine-tuning runs over the ranks and
 the adapter by peft's `save_pretrained`, and a plain model that loads it is held against the ranks on a pack that none
 has seen: loss, logits and the gradient of every adapter.  Ends with exit code 1 when they differ by more than rounding.
 
-The base is a Qwen2.5 0.5B, shrunken, with random weights, so nothing is downloaded.  Needs the extra `hf`, and `peft`.
+The base is a Qwen2.5 0.5B, shrunken, with random weights, so nothing is downloaded.  Needs the extra `frameworks`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from sp.testing import run_processes
 
 # float32 rounds by 6e-8, and sums over heads, tokens and ranks run in another order.
 BOUND = 1e-5
-# The gradients of keys' adapters are small differences of large sums.
-BOUND_OF_GRADIENTS = 1e-4
+# Gradients of keys' adapters are small differences of large sums: after two steps one process in float32 is 2e-6 from
+# itself in float64, after eight the ranks were 1e-5 from one process.  In float64 they agree to 1e-12
+# (tests/frameworks/test_peft.py).
+BOUND_OF_GRADIENTS = 5e-5
 # Over the steps of a training AdamW carries such differences on: see bytes_report.py.
 BOUND_OF_STEPS = 1e-4
 
@@ -156,7 +158,7 @@ def main() -> int:
     print(f"Qwen2ForCausalLM with LoRA: {trained:,} of {every:,} parameters train")
     print(f"{len(data)} packs of {args.length} tokens, {sum(count)} documents in all")
     with tempfile.TemporaryDirectory() as folder:
-        ranks = run_processes(args.world, over_ranks, args.strategy, data, folder, timeout_s=900)
+        ranks = run_processes(args.world, over_ranks, args.strategy, data, folder, timeout_s=1800)
         plain = PeftModel.from_pretrained(base_model(), folder, is_trainable=True)
     losses, seen, masks = ranks[0]
     print(f"{args.strategy} over {args.world} ranks, scores by {masks}\n")

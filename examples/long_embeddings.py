@@ -14,6 +14,8 @@ length.  Ends with exit code 1 when it does not.
 
 The strategy: an encoder has no causal mask, so ranks work alike under each of them, and what counts is what is sent:
 `ulysses` sends 2/P of what `ring` does on P ranks, provided that the heads (12) are at least as many.
+
+Needs the extra `embeddings`.
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ def main() -> int:
     model, equal = Embedder().eval(), True
     alone = embed(model, batches)
     for world in args.world:
-        ranks = run_processes(world, over_ranks, args.strategy, batches, timeout_s=900)
+        ranks = run_processes(world, over_ranks, args.strategy, batches, timeout_s=1800)
         apart = max((vectors - alone).abs().max().nan_to_num(torch.inf).item() for vectors, _ in ranks)
         equal &= apart <= BOUND
         verdict = "the vectors of one process" if apart <= BOUND else "NOT the vectors of one process"
