@@ -95,9 +95,9 @@ def test_ranks_and_one_process_find_the_same(name: str, run: Run) -> None:
 @pytest.mark.parametrize("name", NEEDS)
 def test_they_run_as_a_user_starts_them(name: str) -> None:
     skip_without(name)
-    done = python(f"examples/{name}.py", "--world", "3", *TINY[name])
+    done = python(f"examples/{name}.py", "--world", "2", *TINY[name])
     assert done.returncode == 0, done.stderr
-    assert PROMISED[name].replace("2 ranks", "3 ranks") in done.stdout
+    assert PROMISED[name] in done.stdout
 
 
 @pytest.mark.slow
