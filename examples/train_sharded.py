@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from arguments import command, positive
 from bytes_data import VOCABULARY, PythonSources
 from tabulate import tabulate
 from torch import nn
@@ -101,14 +102,13 @@ def with_torchrun(args: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", type=int, default=2, help="batches at a time")
-    parser.add_argument("--ranks", type=int, default=2, help="that share one sequence")
-    parser.add_argument("--strategy", default="striped")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=128)
+    parser = command(__doc__)
+    parser.add_argument("--replicas", type=positive, default=2, help="batches at a time")
+    parser.add_argument("--ranks", type=positive, default=2, help="that share one sequence")
+    parser.add_argument("--steps", type=positive, default=20)
+    parser.add_argument("--length", type=positive, default=2048)
+    parser.add_argument("--layers", type=positive, default=4)
+    parser.add_argument("--width", type=positive, default=128)
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     good = with_torchrun(args) if "RANK" in os.environ else with_processes(args)
