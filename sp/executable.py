@@ -27,6 +27,7 @@ from sp.passes.manager import run_passes
 from sp.passes.modes import without_autocast
 from sp.passes.pieces import block_paths, cut
 from sp.passes.saved_tensors import callers_hooks_aside
+from sp.passes.tables import Tables
 from sp.pieces import assemble
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
@@ -57,6 +58,7 @@ class Executable:
     calls: int = 0
     agreed: bool = False
     slots: list[Slot] = field(default_factory=list["Slot"])
+    tables: Tables | None = None
     shared: str = ""
     state: str = ""
 
@@ -77,10 +79,22 @@ class Executable:
             slot.refresh(model)
         self.calls += 1
         self.lengths = lengths
-        carried = {LENGTH_CARRIER: torch.empty(lengths[0], 0), NOISE_SEED: seed}
+        carried = self._carried(lengths, seed)
         added = [carried[port.name] for port in self.program.inputs if port.is_added]
         with without_autocast():  # the graph has the caller's casts already
             return self._closed(self.outputs.rebuild(Hooks(model).around(self.run, *request.tensors, *added)))
+
+    def check_indices(self, request: Request) -> None:
+        """InputError for ids, labels and positions that no table has.  The same on all ranks, if inputs are global."""
+        if self.tables is not None:
+            carried = self._carried(request.lengths, None)
+            added = [carried[port.name] for port in self.captured.inputs if port.is_added]
+            self.tables.check([*request.tensors, *added])
+
+    @staticmethod
+    def _carried(lengths: Lengths, seed: Tensor | None) -> dict[str, Tensor | None]:
+        """What is passed beside the caller's own tensors."""
+        return {LENGTH_CARRIER: torch.empty(lengths[0], 0), NOISE_SEED: seed}
 
     def _closed(self, output: Any) -> Any:
         """Caches as transformers' own: those that are not gathered know how long the whole is."""
@@ -130,7 +144,7 @@ def build(
             shape = find_world(options.group).shape if mesh is None else mesh
             estimates = estimate_program(prepared, request.tensors, lengths, options, shape, model)
             captured, prepared = (replace(each, strategy=choose(estimates)) for each in (captured, prepared))
-        sync = options.sync_gradients
+        sync, tables = options.sync_gradients, Tables.of(prepared)
         passes = distribution(outputs=options.outputs, kernel=options.kernel, sync_gradients=sync)
         program = marked(run_passes(prepared, passes), options.checkpoint)
         _check_lengths(program, lengths, type(model).__name__)
@@ -138,7 +152,7 @@ def build(
         bound = bind(program, seat_name(options.group))
         run, slots = _runnable(bound, model, options, sharded)
     made = Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
-    return replace(made, shared=request.shared, state=request.state)
+    return replace(made, shared=request.shared, state=request.state, tables=tables)
 
 
 def estimate_call(

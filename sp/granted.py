@@ -89,12 +89,12 @@ def _values(module: nn.Module, configs: set[int]) -> Iterator[tuple[str, object]
             if id(value) not in configs:
                 configs.add(id(value))
                 read = ((key, each) for key, each in vars(value).items() if key not in _WRITTEN_BY_SAVING)
-                yield from ((f"{name}.{key}", _shown(each)) for key, each in read)
+                yield from ((f"{name}.{key}", shown(each)) for key, each in read)
         else:
-            yield name, _shown(value)
+            yield name, shown(value)
 
 
-def _shown(value: object) -> object:
+def shown(value: object) -> object:
     """Plain values as they are; of others no more than their kind."""
     if isinstance(value, _PLAIN):
         return repr(value)
@@ -109,9 +109,9 @@ def _shown(value: object) -> object:
 
 def _contents(held: Any) -> object:
     if isinstance(held, dict):
-        return [(_shown(key), _shown(value)) for key, value in cast(Mapping[object, object], held).items()]
-    shown = [_shown(value) for value in held]
-    return sorted(map(str, shown)) if isinstance(held, (set, frozenset)) else shown
+        return [(shown(key), shown(value)) for key, value in cast(Mapping[object, object], held).items()]
+    found = [shown(value) for value in held]
+    return sorted(map(str, found)) if isinstance(held, (set, frozenset)) else found
 
 
 def _called(function: Callable[..., Any] | object) -> str:

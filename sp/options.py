@@ -10,6 +10,7 @@ import torch
 
 from sp.costs import Machine
 from sp.errors import SpError
+from sp.granted import shown
 from sp.passes.input_dims import SequenceDim
 from sp.passes.output_forms import OutputForm
 from sp.strategy import Strategy
@@ -50,6 +51,14 @@ class Options:
     def local_inputs(self) -> bool:
         """Whether each rank passes a part of its own."""
         return self.inputs != GLOBAL
+
+    @property
+    def said(self) -> str:
+        """What of it all ranks must have alike, in words.  The strategy stands in the program: a rank may choose it."""
+        given = {"inputs": self.inputs, "outputs": self.outputs, "sequence_dim": self.sequence_dim}
+        given |= {"compile": self.compile, "kernel": self.kernel, "validate": self.validate}
+        given |= {"checkpoint": self.checkpoint, "memory_budget": self.memory_budget}
+        return ", ".join(f"{name}={shown(value)}" for name, value in given.items())
 
     @property
     def chosen(self) -> Strategy:
