@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
 from sp import costs
-from sp.costs import Estimates, Machine, ModelShape, Sharding, find_machine
+from sp.asked import AUTO, machine_of, options_of, strategy_of, with_more
+from sp.costs import Estimates, Machine, ModelShape, Sharding
 from sp.errors import InputError, StrategyError
 from sp.executable import build, estimate_call
+from sp.given import check_call, check_kind, check_model
 from sp.mesh import Mesh, bind_mesh
 from sp.module import ParallelModule
-from sp.options import BLOCKS, INPUTS, Options
 from sp.passes.input_dims import SequenceDim
-from sp.passes.output_forms import FORMS, OutputForm
+from sp.passes.output_forms import OutputForm
 from sp.request import Request
 from sp.show import Report
-from sp.strategy import Strategy, bind_names, bind_size, find_strategy
-from sp.validation import CheckReport, check_call
+from sp.strategy import bind_names, bind_size, find_strategy
+from sp.validation import CheckReport
+from sp.validation import check_call as try_call
 
-AUTO = "auto"
 Form = Literal["global", "local", "contiguous"]
 
 
@@ -70,11 +71,11 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
 
     Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
-    options = _options(*bind_mesh(_find(strategy), mesh), sequence_dim, inputs, outputs, compile, kernel)
-    _check_budget(memory_budget, compile)
-    _check_plain(model)
-    options = replace(options, machine=_machine(machine), memory_budget=memory_budget, sync_gradients=sync_gradients)
-    parallel = ParallelModule(model, replace(options, generator=generator, validate=validate, checkpoint=checkpoint))
+    check_model(model)
+    options = options_of(*bind_mesh(strategy_of(strategy), mesh), sequence_dim, inputs, outputs, compile, kernel)
+    check_call(example_args, example_kwargs, ("example_args", "example_kwargs"))
+    switches = {"sync_gradients": sync_gradients, "validate": validate, "checkpoint": checkpoint}
+    parallel = ParallelModule(model, with_more(options, machine, memory_budget, generator, switches))
     if example_args is not None or example_kwargs is not None:
         parallel.capture(example_args or (), example_kwargs or {})
     return parallel
@@ -95,10 +96,11 @@ def inspect(
     """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group.
 
     world_size: (outer, inner) for strategies of two axes."""
-    _check_plain(model)
-    bound, shape = bind_size(_find(strategy), world_size)
-    options = _options(bound, "", sequence_dim, "global", outputs, False, kernel)
-    options = replace(options, machine=_machine(machine))
+    check_model(model)
+    check_call(args, kwargs)
+    bound, shape = bind_size(strategy_of(strategy), world_size)
+    options = options_of(bound, "", sequence_dim, "global", outputs, False, kernel)
+    options = replace(options, machine=machine_of(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     executable = build(model, request, request.lengths, options, shape)
     return Report(executable.program, prod(shape), request.lengths, executable.captured, executable.estimates)
@@ -147,8 +149,8 @@ def estimate(
         return costs.estimate(
             model, length, world, machine, causal=causal, recompute=recompute, sharding=sharding, strategies=strategies
         )
-    _check_whole(model, causal, recompute, sharding)
-    options = replace(_options(None, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
+    _check_whole(model, length, (args, kwargs), causal or None, recompute or sharding)
+    options = replace(options_of(None, "", sequence_dim, "global", outputs, False, None), machine=machine_of(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     _, shape = bind_size(None, world)
     known = None if strategies is None else bind_names(strategies, world)
@@ -181,68 +183,30 @@ def check(
 
     Raises UnsupportedModelError where the model is refused, InputError where there is nothing to try, and
     ValidationError where the transformed program fails.  Errors of a program that runs are in the report."""
-    _check_plain(model)
+    check_model(model)
+    check_call(args, kwargs)
+    check_kind("dtype", dtype, (torch.dtype, type(None)), "a dtype of floating point, or None", InputError)
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"the dtype of a check cannot be {dtype}", needed="one of floating point")
+    _check_lengths(lengths)
     if strategy == AUTO:
         raise StrategyError("there is nothing to check of 'auto': it depends on length and machine", needed="a name")
     bound, shape = bind_size(find_strategy(strategy), world_size)
-    options = _options(bound, "", sequence_dim, "global", "global", False, kernel)
-    return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
+    options = options_of(bound, "", sequence_dim, "global", "global", False, kernel)
+    return try_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
 
 
-def _check_whole(model: nn.Module, causal: bool, recompute: bool, sharding: Sharding | None) -> None:
-    if recompute or sharding or not causal:
+def _check_whole(model: nn.Module, length: int, call: tuple[object, object], causal: object, others: object) -> None:
+    if others or not causal:
         found = "causal, recompute and sharding are for a ModelShape"
         raise InputError(found, needed="a model's own masks, and all it keeps")
-    _check_plain(model)
+    check_model(model)
+    check_call(*call)
+    check_kind("length", length, (int,), "a number of tokens", InputError)
 
 
-def _check_plain(model: nn.Module) -> None:
-    if isinstance(model, ParallelModule):
-        raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.plain`")
-
-
-def _options(
-    strategy: Strategy | None,
-    group: str,
-    sequence_dim: SequenceDim,
-    inputs: str,
-    outputs: OutputForm,
-    compiled: bool | str | Mapping[str, Any],
-    kernel: str | None,
-) -> Options:
-    if inputs not in INPUTS:
-        raise StrategyError(f"inputs cannot be {inputs!r}", needed="'global', 'local' or 'contiguous'")
-    forms = [outputs] if isinstance(outputs, str) else outputs.values()
-    wrong = [form for form in forms if form not in FORMS[: 2 if isinstance(outputs, str) else None]]
-    if wrong:
-        more = "" if isinstance(outputs, str) else ", and 'none' for an output by name"
-        raise StrategyError(f"outputs cannot be {wrong[0]!r}", needed=f"'global' or 'local'{more}")
-    if isinstance(compiled, str) and compiled != BLOCKS:
-        raise StrategyError(
-            f"compile cannot be {compiled!r}", needed="True, False, 'blocks' or options of torch.compile"
-        )
-    if kernel not in (None, "dense", "flash"):
-        raise StrategyError(f"there is no kernel {kernel!r}", needed="'dense', 'flash' or None")
-    return Options(strategy, group, sequence_dim, inputs, outputs, compiled, kernel)
-
-
-def _find(strategy: str) -> Strategy | None:
-    """None stands for a choice."""
-    return None if strategy == AUTO else find_strategy(strategy)
-
-
-def _machine(machine: Machine | str | None) -> Machine | None:
-    return None if machine is None else find_machine(machine)
-
-
-def _check_budget(budget: float, compiled: bool | str | Mapping[str, Any]) -> None:
-    if not 0 <= budget <= 1:
-        raise StrategyError(f"memory_budget is {budget}", needed="a share from 0.0 to 1.0")
-    settings = compiled if isinstance(compiled, Mapping) else {}
-    wrong = [word for word in ("mode", "backend") if settings.get(word) not in (None, "inductor", "default")]
-    if budget < 1 and (not compiled or wrong):
-        raise StrategyError(
-            f"memory_budget is {budget} with {'compile=False' if not compiled else f'a {wrong[0]} of your own'}",
-            needed="Inductor, which decides what is recomputed",
-            remedy="compile=True, or a mapping with options alone",
-        )
+def _check_lengths(lengths: object) -> None:
+    needed = "numbers of tokens, as [64, 65]"
+    check_kind("lengths", lengths, (Sequence, type(None)), needed, InputError)
+    for length in cast("Sequence[object]", lengths or ()):
+        check_kind("a length", length, (int,), needed, InputError)

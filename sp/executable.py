@@ -32,6 +32,7 @@ from sp.pieces import assemble
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
 from sp.runtime.world import find_world, seat_name
+from sp.slots import Slot, slots_of
 from sp.strategy import STRATEGIES, Strategy
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the
@@ -57,7 +58,7 @@ class Executable:
     estimates: Estimates | None = None
     calls: int = 0
     agreed: bool = False
-    slots: list[Slot] = field(default_factory=list["Slot"])
+    slots: list[Slot] = field(default_factory=list[Slot])
     tables: Tables | None = None
     shared: str = ""
     state: str = ""
@@ -106,27 +107,6 @@ class Executable:
         sizes = {one.symbol: length for one, length in zip(self.program.sequences, self.lengths, strict=True)}
         total = int(cast(sympy.Integer, kept[0].total.xreplace(sizes)))
         return closed(output, lambda cache: sharded_cache(cache, total))
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A parameter or buffer that the graph reads: its holder there, and its place in the model."""
-
-    holder: nn.Module
-    attribute: str
-    path: str
-    name: str
-
-    def refresh(self, model: nn.Module) -> None:
-        """Follow the model where it has replaced the tensor object since capture (`.to()` replaces buffers)."""
-        owner = model.get_submodule(self.path)
-        current = getattr(owner, self.name)
-        if getattr(self.holder, self.attribute) is current:
-            return
-        if self.attribute in self.holder._parameters:  # torch.func.functional_call puts plain tensors there
-            self.holder._parameters[self.attribute] = current
-        else:
-            setattr(self.holder, self.attribute, current)
 
 
 def build(
@@ -224,7 +204,7 @@ def _runnable(
     """What to call, and the parameters that it holds by itself."""
     if not sharded and options.compile != BLOCKS:
         whole = with_regions(bound)
-        return _compiled(whole, options), _slots(whole, model)
+        return _compiled(whole, options), slots_of(whole, model)
     parts = cut(bound, [path for path in sharded if path] if sharded else block_paths(bound.graph))
     if sharded and parts.open:
         raise StrategyError(
@@ -246,14 +226,3 @@ def _compiled(module: fx.GraphModule, options: Options) -> Callable[..., Any]:
 
         given["options"] = {**given.get("options", {}), "custom_partitioner_fn": Partition(options.memory_budget)}
     return torch.compile(module, **given)
-
-
-def _slots(bound: fx.GraphModule, model: nn.Module) -> list[Slot]:
-    """Where the graph's parameters and buffers come from.  Constants made by tracing have no place in the model."""
-    slots: list[Slot] = []
-    for node in bound.graph.find_nodes(op="get_attr"):
-        path, _, name = str(node.target).rpartition(".")
-        own = path.removeprefix("model").removeprefix(".")
-        if (path == "model" or path.startswith("model.")) and hasattr(model.get_submodule(own), name):
-            slots.append(Slot(bound.get_submodule(path), name, own, name))
-    return slots

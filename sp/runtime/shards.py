@@ -179,6 +179,8 @@ def _same_ranks(group: str, other: str) -> bool:
 
 def _checked_dim(x: Tensor, dim: int) -> int:
     """`dim`, counted from the front."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"a {type(x).__name__} has no dim to be cut or joined", needed="a tensor")
     if not -x.dim() <= dim < x.dim():
         raise InputError(f"a tensor of shape {list(x.shape)} has no dim {dim}", needed="the dim of the sequence")
     return dim % x.dim()
