@@ -95,7 +95,7 @@ class Executable:
     @staticmethod
     def _carried(lengths: Lengths, seed: Tensor | None) -> dict[str, Tensor | None]:
         """What is passed beside the caller's own tensors."""
-        return {LENGTH_CARRIER: torch.empty(lengths[0], 0), NOISE_SEED: seed}
+        return {LENGTH_CARRIER: torch.empty(lengths[0], 0, device="cpu"), NOISE_SEED: seed}
 
     def _closed(self, output: Any) -> Any:
         """Caches as transformers' own: those that are not gathered know how long the whole is."""

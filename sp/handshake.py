@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 
@@ -59,15 +59,13 @@ class Handshake:
     world: World
     device: torch.device
 
-    def exchange(
-        self, statement: Statement, failure: Exception | None = None, texts: Mapping[str, str] | None = None
-    ) -> list[Statement]:
+    def exchange(self, statement: Statement, failure: Exception | None, text: Callable[[str], str]) -> list[Statement]:
         """All ranks' statements.  Raises `failure`, this rank's own, or RankMismatchError, on all ranks or on none.
 
-        texts: what stands behind the hashes of the statement, by field."""
+        text: what stands behind the hash in a field of the statement."""
 
         def explain(name: str) -> list[str]:
-            return differing_lines(exchange_texts(self.world, (texts or {}).get(name, ""), self.device))
+            return differing_lines(exchange_texts(self.world, text(name), self.device))
 
         statements = exchange_statements(self.world, replace(statement, versions=versions()), self.device)
         if failure is not None:
@@ -82,7 +80,7 @@ class Handshake:
         except Exception as error:  # noqa: BLE001 - raised, once the others know
             text, failure = "", error
         word = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.exchange(Statement(values=word, error=worded(failure)), failure, {"values": text})
+        self.exchange(Statement(values=word, error=worded(failure)), failure, lambda _: text)
         values.equal(tensors, state)
 
 

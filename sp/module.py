@@ -20,7 +20,7 @@ from sp.facade import Facade, outside_of_graphs
 from sp.fitting import check_length, dealt, global_length
 from sp.gate import Gate
 from sp.generation import generate
-from sp.gradients import gradients_word, summed_at_the_end, watch_sums
+from sp.gradients import gradients_text, gradients_word, summed_at_the_end, watch_sums
 from sp.handshake import Handshake, said_of, worded
 from sp.layout import find_layout
 from sp.options import CONTIGUOUS, Options
@@ -158,8 +158,7 @@ class ParallelModule(Facade):
             statement = replace(statement, options=self.options.said, gradients=gradients, changes=changes)
         except Exception as error:  # noqa: BLE001 - raised, once the others know
             failure, statement = error, Statement(options=self.options.said, error=worded(error))
-        texts = {} if request is None else {"call": request.text, "model": request.state}
-        statements = shake.exchange(statement, failure, texts)
+        statements = shake.exchange(statement, failure, lambda name: self._text(name, request))
         assert request is not None
         if to_be_compared([said.changes for said in statements]):
             shake.compare_values(self.values, tensors, request.state)
@@ -167,6 +166,13 @@ class ParallelModule(Facade):
         if not self.options.local_inputs or request.past is not None:
             return request, None
         return request, [int(said.length) for said in statements]
+
+    def _text(self, name: str, request: Request | None) -> str:
+        """What stands behind a hash in the statement of a call."""
+        if name == "gradients":
+            return gradients_text(self.plain.named_parameters(), self.options.sync_gradients)
+        assert request is not None, "ranks that have no request say so"
+        return request.text if name == "call" else request.state
 
     def _agree_on_program(self, shake: Handshake, request: Request, lengths: Lengths) -> Executable:
         """The executable for this call.  A new one is compared by hash: capture or passes may have failed elsewhere."""
@@ -180,7 +186,7 @@ class ParallelModule(Facade):
             statement = Statement(program=executable.program.digest())
         except Exception as error:  # noqa: BLE001 - raised, once the others know
             failure, statement = error, Statement(error=worded(error))
-        shake.exchange(statement, failure, {"program": f"{text}\n{request.state}"})
+        shake.exchange(statement, failure, lambda _: f"{text}\n{request.state}")
         assert executable is not None
         executable.agreed = True
         return executable

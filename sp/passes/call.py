@@ -128,6 +128,8 @@ class Outputs:
 
 def _unusual(tensor: torch.Tensor) -> str:
     """What sets it apart from an array of numbers, if anything does."""
+    if torch.nn.parameter.is_lazy(tensor):
+        return "uninitialized"
     if tensor.is_nested or tensor.is_quantized:
         return "nested" if tensor.is_nested else "quantized"
     return "" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")

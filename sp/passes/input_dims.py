@@ -111,7 +111,7 @@ def sequence_lengths(
     lengths = [tensor.shape[dim] for tensor, its in zip(tensors, dims, strict=True) for dim in its]
     if not lengths:
         raise InputError(
-            f"no input has a sequence dim: {shapes(call, tensors)}",
+            f"no input has a sequence dim: {shapes(call, tensors) or 'there is no tensor among them'}",
             remedy="pass sequence_dim={'input_ids': 1, …} naming the inputs that hold the sequence",
         )
     return tuple(dict.fromkeys(lengths))

@@ -52,7 +52,7 @@ def exchange_statements(world: World, mine: Statement, device: torch.device) -> 
     if world.size == 1:
         return [mine]
     text = _written(mine)
-    sheet = torch.zeros(STATEMENT_BYTES, dtype=torch.uint8)
+    sheet = torch.zeros(STATEMENT_BYTES, dtype=torch.uint8, device="cpu")
     sheet[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     sheets = all_gather(world, sheet.to(device), [(STATEMENT_BYTES,)] * world.size)
     return [_read(bytes(sheet.cpu().numpy()).rstrip(b"\0"), mine) for sheet in sheets]
@@ -120,7 +120,7 @@ _REMEDY = {
     "options": "call sp.parallelize with the same arguments on every rank",
     "call": "pass the same arguments in the same mode (train or eval) on every rank",
     "model": "change attributes, modules and parameters of the model on every rank alike",
-    "gradients": "freeze the same parameters, and use torch.no_grad and no_sync, on every rank alike",
+    "gradients": "build one model, freeze the same parameters, and use torch.no_grad and no_sync, on every rank alike",
     "program": "build the model from the same code and the same versions on every rank",
     "values": "seed every rank alike before the model is made, load the same checkpoint on every rank, or send each"
     " tensor of one rank to the others: torch.distributed.broadcast(tensor.detach(), 0)",
@@ -133,7 +133,7 @@ def draw_seed(world: World, generator: torch.Generator | None, device: torch.dev
     """A seed for the noise of one call: int64 [], that of rank 0.  All ranks draw, so that their generators keep step.
 
     generator: on the CPU; None is torch's own.  device: where the ranks communicate."""
-    seed = torch.randint(torch.iinfo(torch.int64).max, (), generator=generator)
+    seed = torch.randint(torch.iinfo(torch.int64).max, (), generator=generator, device="cpu")
     return all_gather(world, seed.to(device), [()] * world.size)[0].cpu()
 
 

@@ -14,7 +14,7 @@ import torch
 from sp.runtime.comm import all_gather
 from sp.runtime.world import World
 
-EXPLAINED = frozenset({"call", "model", "program", "values"})  # of a statement: what is a hash
+EXPLAINED = frozenset({"call", "model", "gradients", "program", "values"})  # of a statement: what is a hash
 _SHOWN = 160  # characters of a line
 _BEFORE = 40  # of them in front of where they differ
 

@@ -54,7 +54,7 @@ class BoundLayout:
         """The global position of each local token, ascending: int64 [local length], on the CPU."""
         self._check_length(length)
         runs = self.layout.runs(length, self._rank(rank), self.world)
-        return torch.cat([run.start + run.stride * torch.arange(run.length) for run in runs])
+        return torch.cat([run.start + run.stride * torch.arange(run.length, device="cpu") for run in runs])
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
         """This rank's positions of `x`, which holds the whole sequence in `dim` and is the same on every rank."""

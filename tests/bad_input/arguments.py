@@ -1,4 +1,4 @@
-"""Arguments of the public functions, in a world of one and without a process group: each is refused where it is given."""
+"""Arguments of the public functions, in a world of one without a process group: each is refused where it is given."""
 
 from __future__ import annotations
 
@@ -97,16 +97,30 @@ OPTIONS = [
     made("sequence_dim: None by name", f"{S}sequence_dim cannot be {{'ids': None}}", sequence_dim={"ids": None}),
     made("sequence_dim: by number", f"{S}sequence_dim cannot be {{0: 1}}", sequence_dim={0: 1}),
     called("sequence_dim: out of range", "InputError: no input has a sequence dim", sequence_dim=7),
-    called("sequence_dim: of the batch", "UnsupportedModelError: 1 node cannot be spread over ranks exactly", sequence_dim=0),
+    called(
+        "sequence_dim: of the batch",
+        "UnsupportedModelError: 1 node cannot be spread over ranks exactly",
+        sequence_dim=0,
+    ),
     called("sequence_dim: out of range by name", "InputError: sequence_dim 7 of 'ids'", sequence_dim={"ids": 7}),
     called("sequence_dim: of an unknown name", "InputError: sequence_dim names ['idz']", sequence_dim={"idz": 1}),
     called("sequence_dim: of nothing", "InputError: no input has a sequence dim", sequence_dim={}),
-    called("sequence_dim: the same dim twice", "InputError: sequence_dim of 'ids' is (1, 1)", sequence_dim={"ids": (1, 1)}),
-    called("sequence_dim: three dims", "InputError: sequence_dim 2 of 'ids' is out of range", sequence_dim={"ids": (0, 1, 2)}),
-    made("example_args: a tensor", f"InputError: example_args cannot be a Tensor", example_args=IDS),
-    made("example_args: a number", f"InputError: example_args cannot be 3", example_args=3),
-    made("example_kwargs: a list", f"InputError: example_kwargs cannot be a list", example_kwargs=[IDS]),
-    made("example_kwargs: unknown names", "UnsupportedModelError: torch.export cannot trace Decoder", example_kwargs={"idz": IDS}),
+    called(
+        "sequence_dim: the same dim twice", "InputError: sequence_dim of 'ids' is (1, 1)", sequence_dim={"ids": (1, 1)}
+    ),
+    called(
+        "sequence_dim: three dims",
+        "InputError: sequence_dim 2 of 'ids' is out of range",
+        sequence_dim={"ids": (0, 1, 2)},
+    ),
+    made("example_args: a tensor", "InputError: example_args cannot be a Tensor", example_args=IDS),
+    made("example_args: a number", "InputError: example_args cannot be 3", example_args=3),
+    made("example_kwargs: a list", "InputError: example_kwargs cannot be a list", example_kwargs=[IDS]),
+    made(
+        "example_kwargs: unknown names",
+        "UnsupportedModelError: torch.export cannot trace Decoder",
+        example_kwargs={"idz": IDS},
+    ),
     made("example_args: None inside", "InputError: no input", example_args=(None,)),
 ]
 SUBJECTS = [
@@ -117,10 +131,18 @@ SUBJECTS = [
     of("parameters", f"{S}a ", lambda: decoder().state_dict()),
     of("a parallelized model", f"{S}the model is parallelized already", lambda: sp.parallelize(decoder())),
     of("a model that holds a parallelized one", f"{S}'layers.0' of the model is parallelized already", inside),
-    of("a model that is compiled", f"{S}the model is in a OptimizedModule", lambda: torch.compile(decoder(), backend="eager")),
+    of(
+        "a model that is compiled",
+        f"{S}the model is in a OptimizedModule",
+        lambda: torch.compile(decoder(), backend="eager"),
+    ),
     of("DataParallel", f"{S}the model is in a DataParallel", lambda: nn.DataParallel(decoder())),
     of("a scripted module", f"{S}the model is in a RecursiveScriptModule", lambda: torch.jit.script(nn.Linear(2, 2))),
-    of("a traced module", f"{S}the model is in a TopLevelTracedModule", lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(2, 2))),
+    of(
+        "a traced module",
+        f"{S}the model is in a TopLevelTracedModule",
+        lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(2, 2)),
+    ),
     of("a ModuleList", f"{S}ModuleList has no forward", lambda: nn.ModuleList([nn.Linear(2, 2)])),
     of("a bare Module", f"{S}Module has no forward", nn.Module),
     of("a lazy module", f"{S}the parameter 'weight' has no shape yet", lambda: nn.LazyLinear(3)),
@@ -130,14 +152,24 @@ TOOLS = [
     run("inspect: None", f"{S}a NoneType", lambda: sp.inspect(None, (IDS,))),
     run("inspect: no arguments", "InputError: no input", lambda: sp.inspect(decoder())),
     run("inspect: a tensor for arguments", "InputError: args cannot be a Tensor", lambda: sp.inspect(decoder(), IDS)),
-    run("inspect: a list for keywords", "InputError: kwargs cannot be a list", lambda: sp.inspect(decoder(), (IDS,), [LABELS])),
+    run(
+        "inspect: a list for keywords",
+        "InputError: kwargs cannot be a list",
+        lambda: sp.inspect(decoder(), (IDS,), [LABELS]),
+    ),
     run("inspect: no ranks", f"{S}a world of 0 ranks", lambda: sp.inspect(decoder(), (IDS,), world_size=0)),
     run("inspect: ranks below zero", f"{S}a world of -2 ranks", lambda: sp.inspect(decoder(), (IDS,), world_size=-2)),
     run("inspect: half a rank", f"{S}world_size cannot be 2.5", lambda: sp.inspect(decoder(), (IDS,), world_size=2.5)),
-    run("inspect: ranks as text", f"{S}world_size cannot be '8'", lambda: sp.inspect(decoder(), (IDS,), world_size="8")),
+    run(
+        "inspect: ranks as text", f"{S}world_size cannot be '8'", lambda: sp.inspect(decoder(), (IDS,), world_size="8")
+    ),
     run("inspect: no axes", f"{S}world_size cannot be ()", lambda: sp.inspect(decoder(), (IDS,), world_size=())),
     run("inspect: three axes", f"{S}", lambda: sp.inspect(decoder(), (IDS,), world_size=(2, 2, 2))),
-    run("inspect: two axes for striped", f"{S}the mesh has 2 axes", lambda: sp.inspect(decoder(), (IDS,), world_size=(2, 2))),
+    run(
+        "inspect: two axes for striped",
+        f"{S}the mesh has 2 axes",
+        lambda: sp.inspect(decoder(), (IDS,), world_size=(2, 2)),
+    ),
     run("inspect: one axis for usp", f"{S}the mesh has 1 axis", lambda: sp.inspect(decoder(), (IDS,), strategy="usp")),
     run("inspect: unknown strategy", f"{S}there is no strategy", lambda: sp.inspect(decoder(), (IDS,), strategy="x")),
     run("check: None", f"{S}a NoneType", lambda: sp.check(None, (IDS,))),
@@ -146,25 +178,71 @@ TOOLS = [
     run("check: auto", f"{S}there is nothing to check of 'auto'", lambda: sp.check(decoder(), (IDS,), strategy="auto")),
     run("check: lengths of zero", "InputError: ", lambda: sp.check(decoder(), (IDS,), lengths=[0])),
     run("check: no lengths", "InputError: ", lambda: sp.check(decoder(), (IDS,), lengths=[])),
-    run("check: lengths as a number", "InputError: lengths cannot be 12", lambda: sp.check(decoder(), (IDS,), lengths=12)),
-    run("check: lengths as text", "InputError: a length cannot be", lambda: sp.check(decoder(), (IDS,), lengths=["12"])),
-    run("check: fewer tokens than ranks", "InputError: ", lambda: sp.check(decoder(), (IDS,), lengths=[2], world_size=4)),
-    run("check: integers for a dtype", "InputError: the dtype of a check cannot be torch.int64", lambda: sp.check(decoder(), (IDS,), dtype=torch.int64)),
+    run(
+        "check: lengths as a number",
+        "InputError: lengths cannot be 12",
+        lambda: sp.check(decoder(), (IDS,), lengths=12),
+    ),
+    run(
+        "check: lengths as text", "InputError: a length cannot be", lambda: sp.check(decoder(), (IDS,), lengths=["12"])
+    ),
+    run(
+        "check: fewer tokens than ranks", "InputError: ", lambda: sp.check(decoder(), (IDS,), lengths=[2], world_size=4)
+    ),
+    run(
+        "check: integers for a dtype",
+        "InputError: the dtype of a check cannot be torch.int64",
+        lambda: sp.check(decoder(), (IDS,), dtype=torch.int64),
+    ),
     run("check: text for a dtype", "InputError: dtype cannot be", lambda: sp.check(decoder(), (IDS,), dtype="float64")),
-    run("estimate: no tokens", "InputError: one graph of Decoder does not hold", lambda: sp.estimate(decoder(), 0, 2, "h100", args=(IDS,))),
-    run("estimate: tokens as text", "InputError: length cannot be '8k'", lambda: sp.estimate(decoder(), "8k", 2, "h100", args=(IDS,))),
-    run("estimate: unknown machine", f"{S}there is no machine", lambda: sp.estimate(decoder(), 64, 2, "h9000", args=(IDS,))),
+    run(
+        "estimate: no tokens",
+        "InputError: one graph of Decoder does not hold",
+        lambda: sp.estimate(decoder(), 0, 2, "h100", args=(IDS,)),
+    ),
+    run(
+        "estimate: tokens as text",
+        "InputError: length cannot be '8k'",
+        lambda: sp.estimate(decoder(), "8k", 2, "h100", args=(IDS,)),
+    ),
+    run(
+        "estimate: unknown machine",
+        f"{S}there is no machine",
+        lambda: sp.estimate(decoder(), 64, 2, "h9000", args=(IDS,)),
+    ),
     run("estimate: no arguments", "InputError: no input", lambda: sp.estimate(decoder(), 64, 2, "h100")),
     run("estimate: no ranks", f"{S}a world of 0 ranks", lambda: sp.estimate(decoder(), 64, 0, "h100", args=(IDS,))),
     run("data.stream: a number", f"{S}mesh is a int", lambda: sp.data.stream(2)),
     run("data.sampler: a name", f"{S}mesh is a str", lambda: sp.data.sampler([1, 2], "sp")),
-    run("data.cut: no batch", "InputError: batch cannot be a Tensor", lambda: sp.data.cut(IDS, sp.parallelize(decoder()).layout)),
-    run("data.cut: an unknown name", "InputError: the batch has no 'x'", lambda: sp.data.cut({"ids": IDS}, sp.parallelize(decoder()).layout, {"x": 1})),
-    run("data.cut: text for a dim", f"{S}sequence_dim cannot be '1'", lambda: sp.data.cut({"ids": IDS}, sp.parallelize(decoder()).layout, "1")),
-    run("layout.shard: a list", "InputError: a list has no dim to be cut or joined", lambda: sp.parallelize(decoder()).layout.shard([1, 2], 0)),
-    run("layout.shard: a dim that is not there", "InputError: ", lambda: sp.parallelize(decoder()).layout.shard(IDS, 5)),
+    run(
+        "data.cut: no batch",
+        "InputError: batch cannot be a Tensor",
+        lambda: sp.data.cut(IDS, sp.parallelize(decoder()).layout),
+    ),
+    run(
+        "data.cut: an unknown name",
+        "InputError: the batch has no 'x'",
+        lambda: sp.data.cut({"ids": IDS}, sp.parallelize(decoder()).layout, {"x": 1}),
+    ),
+    run(
+        "data.cut: text for a dim",
+        f"{S}sequence_dim cannot be '1'",
+        lambda: sp.data.cut({"ids": IDS}, sp.parallelize(decoder()).layout, "1"),
+    ),
+    run(
+        "layout.shard: a list",
+        "InputError: a list has no dim to be cut or joined",
+        lambda: sp.parallelize(decoder()).layout.shard([1, 2], 0),
+    ),
+    run(
+        "layout.shard: a dim that is not there", "InputError: ", lambda: sp.parallelize(decoder()).layout.shard(IDS, 5)
+    ),
     run("layout.positions: below zero", "InputError: ", lambda: sp.parallelize(decoder()).layout.positions(-3)),
-    run("trace: no folder", "InputError: a trace cannot be written to", lambda: sp.trace("/no/such/folder/step.json").__enter__()),
+    run(
+        "trace: no folder",
+        "InputError: a trace cannot be written to",
+        lambda: sp.trace("/no/such/folder/step.json").__enter__(),
+    ),
     run("trace: a number", "InputError: a trace cannot be written to 3", lambda: sp.trace(3).__enter__()),
     run("trace: a mesh that is none", f"{S}mesh is a int", lambda: sp.trace(Path("step.json"), 2).__enter__()),
     run("parallelize_chain: nothing", f"{S}there are no layers", lambda: sp.parallelize_chain([])),
@@ -173,9 +251,19 @@ TOOLS = [
     run("fully_shard: no mesh", f"{S}mesh is a NoneType", lambda: sp.fully_shard(decoder(), None)),
     run("register_rule: an unknown op", "RuleError: ", lambda: sp.register_rule("no::op", "... -> ...")),
     run("register_rule: no op", "RuleError: ", lambda: sp.register_rule(3, "... -> ...")),
-    run("measure_machine: an unknown device", f"{S}there is no device 'abacus'", lambda: sp.measure_machine(device="abacus")),
+    run(
+        "measure_machine: an unknown device",
+        f"{S}there is no device 'abacus'",
+        lambda: sp.measure_machine(device="abacus"),
+    ),
     run("measure_machine: a mesh that is none", f"{S}mesh is a int", lambda: sp.measure_machine(2)),
-    run("report: before any call", "SpError: nothing has been captured yet", lambda: sp.parallelize(decoder()).report()),
-    run("generate: of what generates nothing", "SpError: Decoder has no method generate", lambda: sp.parallelize(decoder()).generate(IDS)),
+    run(
+        "report: before any call", "SpError: nothing has been captured yet", lambda: sp.parallelize(decoder()).report()
+    ),
+    run(
+        "generate: of what generates nothing",
+        "SpError: Decoder has no method generate",
+        lambda: sp.parallelize(decoder()).generate(IDS),
+    ),
 ]
 CASES = [*STRATEGIES, *MESHES, *OPTIONS, *SUBJECTS, *TOOLS]

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ IDS, LABELS = tokens(), tokens(seed=1)
 
 @dataclass(frozen=True)
 class Case:
-    """call: given a model, plain or parallelized, and a rank.  says: "exact", "plain", or `Class: words of its message`.
+    """call: given a model, plain or parallelized.  says: "exact", "plain", or `Class: words of its message`.
 
     others: what ranks say that have no part in what is wrong; then it is rank 1 alone that has.
     make: the model of this case alone, parallelized with `options`; None is the decoder that all others use."""
@@ -113,7 +114,9 @@ def outcome(run: Callable[[], Any], model: nn.Module | None) -> Outcome:
     except Exception as error:  # noqa: BLE001 - the outcome
         text = f"{type(error).__name__}: {error}"
         damage = () if model is None or before is None else changes(before, picture(model))
-        return Outcome(error=text, is_ours=isinstance(error, sp.SpError), seconds=time.perf_counter() - begin, damage=damage)
+        return Outcome(
+            error=text, is_ours=isinstance(error, sp.SpError), seconds=time.perf_counter() - begin, damage=damage
+        )
     seconds = time.perf_counter() - begin
     found = {f"output {number}": leaf.detach().clone() for number, leaf in enumerate(leaves)}
     if model is not None and before is not None:
@@ -168,8 +171,8 @@ def session(
         found = {"first": outcome(lambda: proper(parallel), model)}
         for case in cases:
             if case.make is None:
-                takes_part = not case.others or group.rank() == 1
-                found[case.name] = outcome(lambda: (case.call if takes_part else proper)(parallel), model)
+                call = case.call if not case.others or group.rank() == 1 else proper
+                found[case.name] = outcome(partial(call, parallel), model)
                 found[f"{case.name} again"] = outcome(lambda: proper(parallel), model)
             else:
                 found[case.name] = _alone(case, made[case.name], group)
@@ -198,7 +201,10 @@ def judge(case: Case, ranks: Sequence[Outcome], again: Sequence[Outcome] | None,
     wrong: list[str] = []
     for rank, found in enumerate(ranks):
         says = case.says if not case.others or rank == 1 else case.others
-        wrong += [f"rank {rank}: {text}" for text in _judged(says, found, plain_outcome(case) if says == "plain" else right, case.within)]
+        wrong += [
+            f"rank {rank}: {text}"
+            for text in _judged(says, found, plain_outcome(case) if says == "plain" else right, case.within)
+        ]
     first = plain_outcome(Case("proper", proper, "exact"))
     for rank, found in enumerate(again or ()):
         wrong += [f"rank {rank}, the next proper call: {text}" for text in _judged("exact", found, first, 1e-10)]
@@ -215,9 +221,11 @@ def _judged(says: str, found: Outcome, right: Outcome, within: float) -> list[st
         same = found.error == right.error and found.error
         return wrong + ([] if same else [f"found {found.error!r}, and the plain model {right.error!r}"])
     kind, _, words = says.partition(": ")
-    if not found.is_ours or not found.error.startswith(f"{kind}: ") or words not in found.error:
+    ours = hasattr(sp, kind)
+    if found.is_ours != ours or not found.error.startswith(f"{kind}: ") or words not in found.error:
         return [*wrong, f"found {found.error or sorted(found.found)}, not {says!r}"]
-    return wrong + ([] if "needed: " in found.error or "remedy: " in found.error else [f"no help in {found.error}"])
+    helps = not ours or "needed: " in found.error or "remedy: " in found.error
+    return wrong + ([] if helps else [f"no help in {found.error}"])
 
 
 def different(found: Mapping[str, Tensor], right: Mapping[str, Tensor], within: float) -> list[str]:
@@ -227,5 +235,9 @@ def different(found: Mapping[str, Tensor], right: Mapping[str, Tensor], within: 
     if wrong:
         return [f"{name} is {found[name].shape}, not {right[name].shape}" for name in wrong]
     floor = 1e-6 * max((float(value.double().norm()) for value in right.values() if value.numel()), default=0.0)
-    errors = {name: relative_error(value, right[name], floor if math.isfinite(floor) else 0.0) for name, value in found.items() if value.numel()}
+    errors = {
+        name: relative_error(value, right[name], floor if math.isfinite(floor) else 0.0)
+        for name, value in found.items()
+        if value.numel()
+    }
     return [f"{name} is off by {error:.1e}" for name, error in errors.items() if not error <= within]

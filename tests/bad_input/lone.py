@@ -1,4 +1,4 @@
-"""What is wrong on rank 1 alone, or differs between ranks: every rank of a world of three has to know, within seconds."""
+"""What is wrong on rank 1 alone, or differs between ranks: every rank of three has to know, within seconds."""
 
 from __future__ import annotations
 
@@ -7,27 +7,24 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from tests.bad_input.harness import IDS, LABELS, VOCAB, Case, decoder, proper, tokens
+from tests.bad_input.harness import IDS, LABELS, VOCAB, Case, proper, tokens
 
 PART = "RankMismatchError: rank 1 could not take part in this call"
 DISAGREE = "RankMismatchError: the ranks disagree about "
 CALL, SHAPES, CONTENTS = f"{DISAGREE}how the model is called", f"{DISAGREE}the shapes", f"{DISAGREE}the contents"
 
 
-class Awkward:
-    """What cannot even be looked at."""
-
-    def __init__(self) -> None:
-        torch.utils._pytree  # registered below
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no words for it")
+class Trips:
+    """What cannot even be taken apart: an error that is nobody's own, and that the others have to hear of."""
 
 
-class Trips(dict):
-    def items(self) -> Any:
-        raise KeyError("items")
+def trips(_: Trips) -> Any:
+    raise KeyError("flatten")
+
+
+pytree.register_pytree_node(Trips, trips, lambda *_: Trips(), flatten_with_keys_fn=trips)
 
 
 def lone(name: str, call: Any, says: str, others: str = PART) -> Case:
@@ -123,7 +120,7 @@ CASES = [
     lone("on meta", lambda model: model(IDS.to("meta"), LABELS), "InputError: an input is on the meta device"),
     lone("a token beyond the vocabulary", lambda model: model(IDS + VOCAB, LABELS), "InputError: "),
     lone("a label beyond the vocabulary", lambda model: model(IDS, LABELS + VOCAB), "InputError: "),
-    lone("what trips", lambda model: model(IDS, LABELS, Trips(a=IDS)), "KeyError: "),
+    lone("what trips", lambda model: model(IDS, LABELS, Trips()), "KeyError: 'flatten'"),
     differs("a misspelt keyword", lambda model: model(IDS, lables=LABELS), CALL),
     differs("no labels", lambda model: model(IDS), CALL),
     differs("an argument more", lambda model: model(IDS, LABELS, None), CALL),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -321,7 +321,9 @@ CASES = [
     around("a mode of torch functions", Functions, "exact"),
     around("a mode of dispatches", Dispatches, "exact"),
     around("a forked generator", torch.random.fork_rng, "exact"),
-    around("multiplications that may not be tracked", lambda: torch.autograd.set_multithreading_enabled(False), "exact"),
+    around(
+        "multiplications that may not be tracked", lambda: torch.autograd.set_multithreading_enabled(False), "exact"
+    ),
     case("backward twice", twice, "?"),
     case("backward twice of a kept graph", kept, "exact"),
     case("gradients of two calls", accumulated, "exact"),
@@ -338,14 +340,50 @@ CASES = [
     case("eval", of_generator_mode, "exact"),
     case("cast to float32 and back", cast, "exact", within=1e-4),
     case("a hook on a parameter", hooked(lambda m: m.head.weight.register_hook(lambda grad: grad * 3)), "?"),
-    case("a hook behind the accumulation", hooked(lambda m: m.head.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))), "exact"),
-    case("a forward pre-hook that cuts the inputs", hooked(lambda m: m.register_forward_pre_hook(shorter_inputs)), "exact"),
-    case("a forward hook that changes the output", hooked(lambda m: m.register_forward_hook(lambda mod, args, out: (out[0] * 3, out[1]))), "exact"),
+    case(
+        "a hook behind the accumulation",
+        hooked(lambda m: m.head.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))),
+        "exact",
+    ),
+    case(
+        "a forward pre-hook that cuts the inputs",
+        hooked(lambda m: m.register_forward_pre_hook(shorter_inputs)),
+        "exact",
+    ),
+    case(
+        "a forward hook that changes the output",
+        hooked(lambda m: m.register_forward_hook(lambda mod, args, out: (out[0] * 3, out[1]))),
+        "exact",
+    ),
     case("a full backward hook", hooked(lambda m: m.register_full_backward_hook(lambda *_: None)), "?"),
-    case("a full backward pre-hook", hooked(lambda m: m.register_full_backward_pre_hook(lambda mod, grads: tuple(None if g is None else g * 2 for g in grads))), "?"),
-    case("a forward hook inside that changes what it sees", hooked(lambda m: m.head.register_forward_hook(lambda mod, args, out: out * 2)), "?"),
-    case("a forward pre-hook inside", hooked(lambda m: m.head.register_forward_pre_hook(lambda mod, args: (args[0] * 2,))), "?"),
-    case("a backward hook inside", hooked(lambda m: m.head.register_full_backward_hook(lambda mod, gin, gout: tuple(None if g is None else g * 2 for g in gin))), "?"),
+    case(
+        "a full backward pre-hook",
+        hooked(
+            lambda m: m.register_full_backward_pre_hook(
+                lambda mod, grads: tuple(None if g is None else g * 2 for g in grads)
+            )
+        ),
+        "?",
+    ),
+    case(
+        "a forward hook inside that changes what it sees",
+        hooked(lambda m: m.head.register_forward_hook(lambda mod, args, out: out * 2)),
+        "?",
+    ),
+    case(
+        "a forward pre-hook inside",
+        hooked(lambda m: m.head.register_forward_pre_hook(lambda mod, args: (args[0] * 2,))),
+        "?",
+    ),
+    case(
+        "a backward hook inside",
+        hooked(
+            lambda m: m.head.register_full_backward_hook(
+                lambda mod, gin, gout: tuple(None if g is None else g * 2 for g in gin)
+            )
+        ),
+        "?",
+    ),
     case("a hook that raises", hooked(lambda m: m.register_forward_pre_hook(lambda *_: 1 / 0)), "plain"),
     case("another thread", in_a_thread, "exact"),
     case("two threads at once", two_threads, "exact"),
