@@ -129,6 +129,10 @@ class ParallelModule(Facade):
         """A copy of the model over the same group; it captures anew."""
         return ParallelModule(copy.deepcopy(self.plain, memo), self.options)
 
+    def __reduce__(self) -> tuple[type[ParallelModule], tuple[nn.Module, Options]]:
+        """Pickled alike: captures and agreements are of one process."""
+        return ParallelModule, (self.plain, self.options)
+
     def _latest(self) -> Executable:
         if not self.executables:
             raise SpError(

@@ -317,7 +317,6 @@ CASES = [
     around("anomaly detection", torch.autograd.detect_anomaly, "exact"),
     around("saved tensors on the CPU", backward_on_cpu, "exact"),
     around("hooks of saved tensors", halves, "exact"),
-    around("a profiler", torch.profiler.profile, "exact"),
     around("a mode of torch functions", Functions, "exact"),
     around("a mode of dispatches", Dispatches, "exact"),
     around("a forked generator", torch.random.fork_rng, "exact"),
