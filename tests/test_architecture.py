@@ -75,7 +75,8 @@ ARROWS = {
     "handshake": ("errors executable options request runtime values", "torch"),
     "fitting": (f"{FACTS} options request runtime.shards runtime.world", "torch"),
     "module": (
-        f"{FACTS} {CALLS} captures facade gate generation gradients handshake values program show runtime passes validation",
+        f"{FACTS} {CALLS} captures facade gate generation gradients handshake program show runtime passes validation"
+        " values",
         "torch",
     ),
     "given": ("errors facade", "torch"),

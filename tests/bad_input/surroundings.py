@@ -269,14 +269,6 @@ def exported(model: Any) -> Any:
     return torch.export.export(model, (IDS, LABELS)).module()(IDS, LABELS)
 
 
-def symbolic(model: Any) -> Any:
-    return torch.fx.symbolic_trace(model)(IDS, LABELS)
-
-
-def jitted(model: Any) -> Any:
-    return torch.jit.trace(model, (IDS, LABELS))(IDS, LABELS)
-
-
 def cast(model: Any) -> Any:
     """To 32 bits and back."""
     try:
@@ -399,6 +391,4 @@ CASES = [
     case("fake tensors", fake, "?"),
     case("make_fx", traced_fx, "?"),
     case("torch.export", exported, "?"),
-    case("symbolic_trace", symbolic, "?"),
-    case("torch.jit.trace", jitted, "?"),
 ]
