@@ -11,6 +11,10 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
 from sp.errors import SpError
 from sp.runtime.world import World
 
@@ -47,3 +51,20 @@ def _two_at_once() -> SpError:
         needed="the same order of calls on all ranks, which threads do not keep",
         remedy="call it from one thread, or have a lock around forward and backward",
     )
+
+
+def refuse_tracing() -> None:
+    """Ranks talk during a call: a call may not be traced as part of a larger function.
+
+    torch.compile of a module around is no such thing: it leaves the call as it is."""
+    if torch._C._are_functorch_transforms_active():
+        raise SpError(
+            "a parallelized model is called inside of a torch.func transform (grad, vmap, jvp, …)",
+            remedy="torch.autograd.grad of torch.func.functional_call(pmodel, …); in place of vmap, a batch",
+        )
+    if torch.compiler.is_exporting() or get_proxy_mode() is not None or detect_fake_mode() is not None:
+        raise SpError(
+            "a parallelized model is called while a graph is traced (torch.export, make_fx, fake tensors)",
+            needed="tensors with contents, which ranks can exchange",
+            remedy="sp.inspect, or pmodel.graph_module, for the graph of a rank; export the plain model",
+        )

@@ -18,7 +18,7 @@ from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
 from sp.facade import Facade, outside_of_graphs
 from sp.fitting import check_length, dealt, global_length
-from sp.gate import Gate
+from sp.gate import Gate, refuse_tracing
 from sp.generation import generate
 from sp.gradients import gradients_text, gradients_word, summed_at_the_end, watch_sums
 from sp.handshake import Handshake, said_of, worded
@@ -76,7 +76,7 @@ class ParallelModule(Facade):
 
     @outside_of_graphs
     def _agree_and_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        _refuse_transforms()
+        refuse_tracing()
         world = find_world(self.options.group)
         with self.gate.entered(world) as refusal:
             return self._run(Handshake(world, self._parameter_device()), args, kwargs, refusal)
@@ -224,12 +224,3 @@ class ParallelModule(Facade):
 
     def _parameter_device(self) -> torch.device:
         return next((value.device for value in self.parameters() if not value.is_meta), torch.device("cpu"))
-
-
-def _refuse_transforms() -> None:
-    """Ranks talk during a call: a call may not be traced as part of a larger function."""
-    if torch._C._are_functorch_transforms_active():
-        raise SpError(
-            "a parallelized model is called inside of a torch.func transform (grad, vmap, jvp, …)",
-            remedy="torch.autograd.grad of torch.func.functional_call(pmodel, …); in place of vmap, a batch",
-        )

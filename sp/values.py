@@ -47,7 +47,7 @@ def listed(tensors: Mapping[str, Tensor]) -> str:
 
 def _word(value: Tensor) -> str:
     total, weighted = sums(value)
-    return f"{(total * 3 + weighted) % 2**64:016x}"
+    return f"{total % 2**64:016x}{weighted % 2**64:016x}"
 
 
 @dataclass

@@ -7,6 +7,7 @@ from torch import Tensor
 
 _CHUNK = 1 << 20  # elements that are weighed at once
 _WIDTH = 8  # bytes of what is summed
+_FACTORS = (0xFF51AFD7ED558CCD - 2**64, 0xC4CEB9FE1A85EC53 - 2**64)  # odd, as int64
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
@@ -17,10 +18,19 @@ def sums(tensor: Tensor) -> tuple[int, int]:
     total = weighted = torch.zeros((), dtype=torch.int64, device=flat.device)
     places = torch.arange(1, min(_CHUNK, flat.numel()) + 1, device=flat.device)
     for number, chunk in enumerate(flat.split(_CHUNK)):
-        wide = chunk.to(torch.int64)
+        wide = _mixed(chunk.to(torch.int64))
         total = total + wide.sum()
         weighted = weighted + (wide * (places[: len(wide)] + number * _CHUNK)).sum()
     return int(total), int(weighted)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """One number to one number, so that sums of them are not sums of bits: of two signs that change, the changes would
+    cancel modulo 2^64.  The step of MurmurHash3 (Appleby 2011), twice."""
+    for factor in _FACTORS:
+        x = x * factor
+        x = x ^ (x >> 32)
+    return x
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -252,23 +252,6 @@ def forward_mode(model: Any) -> Any:
         return forward_ad.unpack_dual(loss).tangent
 
 
-def fake(model: Any) -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return model(torch.zeros(2, 12, dtype=torch.int64), torch.zeros(2, 12, dtype=torch.int64))
-
-
-def traced_fx(model: Any) -> Any:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    return make_fx(lambda ids: model(ids)[0], tracing_mode="symbolic")(IDS)(IDS)
-
-
-def exported(model: Any) -> Any:
-    return torch.export.export(model, (IDS, LABELS)).module()(IDS, LABELS)
-
-
 def cast(model: Any) -> Any:
     """To 32 bits and back."""
     try:
@@ -388,7 +371,4 @@ CASES = [
     case("func.grad", func_grad, TRANSFORM),
     case("func.jvp", jvp, TRANSFORM),
     case("forward mode", forward_mode, "?"),
-    case("fake tensors", fake, "?"),
-    case("make_fx", traced_fx, "?"),
-    case("torch.export", exported, "?"),
 ]
