@@ -242,16 +242,6 @@ def jvp(model: Any) -> Any:
     )
 
 
-def forward_mode(model: Any) -> Any:
-    import torch.autograd.forward_ad as forward_ad
-
-    with forward_ad.dual_level():
-        given = {name: value.detach() for name, value in model.named_parameters()}
-        given["head.weight"] = forward_ad.make_dual(given["head.weight"], torch.ones_like(given["head.weight"]))
-        loss = torch.func.functional_call(model, given, (IDS, LABELS))[0]
-        return forward_ad.unpack_dual(loss).tangent
-
-
 def cast(model: Any) -> Any:
     """To 32 bits and back."""
     try:
@@ -370,5 +360,4 @@ CASES = [
     case("func.vmap", vmapped, TRANSFORM),
     case("func.grad", func_grad, TRANSFORM),
     case("func.jvp", jvp, TRANSFORM),
-    case("forward mode", forward_mode, "?"),
 ]
