@@ -45,12 +45,11 @@ class Dispatches(TorchDispatchMode):
 
 @contextlib.contextmanager
 def default_dtype(kind: torch.dtype) -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(kind)
+    torch.set_default_dtype(kind)  # of the process: threads that put back what they found would find each other's
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(torch.float32)
 
 
 @contextlib.contextmanager
