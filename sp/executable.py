@@ -16,7 +16,7 @@ from sp.caches import closed, sharded_cache
 from sp.choice import choose, estimate_program
 from sp.costs import Estimates
 from sp.divisors import check_divisors
-from sp.errors import InputError, StrategyError
+from sp.errors import InputError, StrategyError, UnsupportedModelError
 from sp.fsdp import Hooks, sharded_modules, stand_ins
 from sp.options import BLOCKS, Options
 from sp.passes import distribution, preparation
@@ -115,6 +115,7 @@ def build(
     """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it.
 
     mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
+    _refuse_backward_hooks(model)
     if sharded := sharded_modules(model):
         check_divisors(model, sharded, find_world(options.group).ranks, options.sync_gradients)
     with _for_tracing(model):
@@ -133,6 +134,18 @@ def build(
         run, slots = _runnable(bound, model, options, sharded)
     made = Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
     return replace(made, shared=request.shared, state=request.state, tables=tables)
+
+
+def _refuse_backward_hooks(model: nn.Module) -> None:
+    """torch.export leaves them out."""
+    for path, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise UnsupportedModelError(
+                f"{path!r} of the model has a backward hook, which a graph does not run"
+                if path
+                else "the model has a backward hook, which a graph does not run",
+                remedy="register it on the parallelized model, or hooks on parameters (parameter.register_hook)",
+            )
 
 
 def estimate_call(

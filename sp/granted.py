@@ -11,9 +11,11 @@ What tensors contain is not in it, nor whether they train: a graph reads that wh
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -77,8 +79,10 @@ def _like(value: Tensor) -> tuple[object, ...]:
 
 def _hooks(module: nn.Module) -> list[str]:
     """FSDP's by one word: it adds and removes some of them as it likes."""
-    registries = (module._forward_pre_hooks, module._forward_hooks)
-    return ["fully_shard" if is_fsdps(hook) else _called(hook) for hooks in registries for hook in hooks.values()]
+    registries = {"before": module._forward_pre_hooks, "after": module._forward_hooks}
+    registries |= {"backward": module._backward_hooks, "before backward": module._backward_pre_hooks}
+    found = [(when, hook) for when, hooks in registries.items() for hook in hooks.values()]
+    return ["fully_shard" if is_fsdps(hook) else f"{when} {_called(hook)}" for when, hook in found]
 
 
 def _values(module: nn.Module, configs: set[int]) -> Iterator[tuple[str, object]]:
@@ -115,4 +119,27 @@ def _contents(held: Any) -> object:
 
 
 def _called(function: Callable[..., Any] | object) -> str:
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    """Its name, and what it does: two lambdas have one name."""
+    inner = function.__func__ if isinstance(function, MethodType) else function
+    name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    if not isinstance(inner, FunctionType):
+        return name
+    cells = [shown(cell.cell_contents) if _is_filled(cell) else "" for cell in inner.__closure__ or ()]
+    held = [each for each in (inner.__defaults__, cells) if each]
+    return f"{name} {_code(inner.__code__)}{[shown(each) for each in held] or ''}"
+
+
+def _is_filled(cell: CellType) -> bool:
+    """Not that of a function which refers to itself: its contents are the function."""
+    try:
+        return not isinstance(cell.cell_contents, _FUNCTIONS)
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _code(code: CodeType) -> str:
+    """Of what it does, wherever the file is: the same on all ranks."""
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    text = f"{code.co_code!r} {code.co_names} {constants} {code.co_firstlineno}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
