@@ -5,7 +5,7 @@ An option of another kind would be carried to where it is first used: into anoth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 
 import torch
@@ -46,7 +46,7 @@ def check_sequence_dim(dim: object) -> None:
     given = dim.items() if isinstance(dim, Mapping) else [("", dim)]
     for name, each in given:
         several = isinstance(each, Sequence) and not isinstance(each, str) and isinstance(dim, Mapping)
-        numbers: Iterable[object] = each if several else [each]
+        numbers = [*cast("Sequence[object]", each)] if several else [each]
         if not isinstance(name, str) or not all(type(number) is int for number in numbers):
             needed = "a number, or one or two for each input by name, as {'input_ids': 1}"
             raise _cannot_be(StrategyError, "sequence_dim", dim, needed)

@@ -9,6 +9,7 @@ The first axis of two is the outer one, over slow links; ranks along the second 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -62,7 +63,7 @@ def bind_mesh(strategy: Strategy | None, mesh: Mesh) -> tuple[Strategy | None, s
         bound = place(strategy, world.shape, _ONE, two)
         _check_order([world.whole.rank()], [world.outer.rank() * world.inner.size() + world.inner.rank()])
         return bound, world.name
-    _check_part(world is not dist.GroupMember.NON_GROUP_MEMBER)
+    _check_part(cast(object, world) is not dist.GroupMember.NON_GROUP_MEMBER)
     if isinstance(world, dist.ProcessGroup):
         find_world(_name(world))  # alive
         return place(strategy, (world.size(),), _ONE, two), world.group_name
