@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
+from typing import cast
 
 import torch
 from torch import Tensor, nn
