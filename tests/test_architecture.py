@@ -75,8 +75,10 @@ ARROWS = {
     "handshake": ("errors executable options request runtime values", "torch"),
     "fitting": (f"{FACTS} options request runtime.shards runtime.world", "torch"),
     "module": (
-        f"{FACTS} {CALLS} captures facade gate generation gradients handshake program show runtime passes validation"
-        " values",
+        (
+            f"{FACTS} {CALLS} captures facade gate generation gradients handshake program show runtime passes"
+            " validation values"
+        ),
         "torch",
     ),
     "given": ("errors facade", "torch"),
