@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
 from sp import costs
-from sp.asked import AUTO, checked_plain, find_or_choose, options_of
+from sp.asked import AUTO, machine_of, options_of, strategy_of, with_more
 from sp.costs import Estimates, Machine, ModelShape, Sharding
 from sp.errors import InputError, StrategyError
 from sp.executable import build, estimate_call
+from sp.given import check_call, check_kind, check_model
 from sp.mesh import Mesh, bind_mesh
 from sp.module import ParallelModule
 from sp.passes.input_dims import SequenceDim
@@ -22,7 +23,8 @@ from sp.passes.output_forms import OutputForm
 from sp.request import Request
 from sp.show import Report
 from sp.strategy import bind_names, bind_size, find_strategy
-from sp.validation import CheckReport, check_call
+from sp.validation import CheckReport
+from sp.validation import check_call as try_call
 
 Form = Literal["global", "local", "contiguous"]
 
@@ -48,8 +50,7 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
 ) -> ParallelModule:
     """The same model with its sequence spread over the ranks of `mesh`: same call, loss, logits and gradients.
 
-        >>> pmodel = sp.parallelize(model, "striped", compile=False)
-        >>> pmodel(ids, labels=ids).loss.backward()
+        >>> sp.parallelize(model, "striped", compile=False)(ids, labels=ids).loss.backward()
 
     model: any nn.Module that torch.export can trace.  Its parameters are shared with the result, not copied.
     strategy: a name in `sp.STRATEGIES`, or "auto": the first capture takes the fastest that fits into memory, as
@@ -70,12 +71,14 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     memory_budget: the share of activations that a compiled step may keep.  checkpoint: True keeps only the inputs of
         blocks, compiled or not.  The rest is recomputed, but for what communicates; docs/memory.md says how.
 
-    Raises StrategyError for an unknown strategy, mesh, machine or option.  Calling the result raises InputError,
-    RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
-    bound = bind_mesh(find_or_choose(strategy), mesh)
-    asked = options_of(*bound, sequence_dim, inputs, outputs, compile, kernel, machine, memory_budget)
-    asked = replace(asked, sync_gradients=sync_gradients, generator=generator, validate=validate, checkpoint=checkpoint)
-    return _captured_by(ParallelModule(checked_plain(model), asked), example_args, example_kwargs)
+    Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError, RankMismatchError
+    or UnsupportedModelError, on every rank and before data is exchanged, and RankLostError where a rank is lost in it."""
+    check_model(model)
+    options = options_of(*bind_mesh(strategy_of(strategy), mesh), sequence_dim, inputs, outputs, compile, kernel)
+    check_call(example_args, example_kwargs, ("example_args", "example_kwargs"))
+    switches = {"sync_gradients": sync_gradients, "validate": validate, "checkpoint": checkpoint}
+    options = with_more(options, machine, memory_budget, generator, switches)
+    return _captured_by(ParallelModule(model, options), example_args, example_kwargs)
 
 
 def inspect(
@@ -99,9 +102,11 @@ def inspect(
         …
 
     world_size: (outer, inner) for strategies of two axes."""
-    checked_plain(model)
-    bound, shape = bind_size(find_or_choose(strategy), world_size)
-    options = options_of(bound, "", sequence_dim, "global", outputs, kernel=kernel, machine=machine)
+    check_model(model)
+    check_call(args, kwargs)
+    bound, shape = bind_size(strategy_of(strategy), world_size)
+    options = options_of(bound, "", sequence_dim, "global", outputs, False, kernel)
+    options = replace(options, machine=machine_of(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     executable = build(model, request, request.lengths, options, shape)
     return Report(executable.program, prod(shape), request.lengths, executable.captured, executable.estimates)
@@ -147,8 +152,8 @@ def estimate(
         return costs.estimate(
             model, length, world, machine, causal=causal, recompute=recompute, sharding=sharding, strategies=strategies
         )
-    _check_whole(model, causal, recompute, sharding)
-    options = options_of(None, "", sequence_dim, "global", outputs, machine=machine)
+    _check_whole(model, length, (args, kwargs), causal or None, recompute or sharding)
+    options = replace(options_of(None, "", sequence_dim, "global", outputs, False, None), machine=machine_of(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     _, shape = bind_size(None, world)
     known = None if strategies is None else bind_names(strategies, world)
@@ -184,12 +189,17 @@ def check(
 
     Raises UnsupportedModelError where the model is refused, InputError where there is nothing to try, and
     ValidationError where the transformed program fails.  Errors of a program that runs are in the report."""
-    checked_plain(model)
+    check_model(model)
+    check_call(args, kwargs)
+    check_kind("dtype", dtype, (torch.dtype, type(None)), "a dtype of floating point, or None", InputError)
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"the dtype of a check cannot be {dtype}", needed="one of floating point")
+    _check_lengths(lengths)
     if strategy == AUTO:
         raise StrategyError("there is nothing to check of 'auto': it depends on length and machine", needed="a name")
     bound, shape = bind_size(find_strategy(strategy), world_size)
-    options = options_of(bound, "", sequence_dim, "global", "global", kernel=kernel)
-    return check_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
+    options = options_of(bound, "", sequence_dim, "global", "global", False, kernel)
+    return try_call(model, args, kwargs or {}, options, prod(shape), lengths=lengths, dtype=dtype)
 
 
 def _captured_by(
@@ -201,8 +211,17 @@ def _captured_by(
     return parallel
 
 
-def _check_whole(model: nn.Module, causal: bool, recompute: bool, sharding: Sharding | None) -> None:
-    if recompute or sharding or not causal:
+def _check_whole(model: nn.Module, length: int, call: tuple[object, object], causal: object, others: object) -> None:
+    if others or not causal:
         found = "causal, recompute and sharding are for a ModelShape"
         raise InputError(found, needed="a model's own masks, and all it keeps")
-    checked_plain(model)
+    check_model(model)
+    check_call(*call)
+    check_kind("length", length, (int,), "a number of tokens", InputError)
+
+
+def _check_lengths(lengths: object) -> None:
+    needed = "numbers of tokens, as [64, 65]"
+    check_kind("lengths", lengths, (Sequence, type(None)), needed, InputError)
+    for length in cast("Sequence[object]", lengths or ()):
+        check_kind("a length", length, (int,), needed, InputError)

@@ -17,6 +17,7 @@ from torch import nn
 
 from sp.api import parallelize
 from sp.errors import StrategyError
+from sp.given import check_kind
 from sp.mesh import Mesh
 from sp.passes.input_dims import SequenceDim
 
@@ -42,6 +43,7 @@ def parallelize_chain(
     gradients, the same on every rank.  The options are those of `sp.parallelize`.
 
     StrategyError for an empty chain, and for what `parallelize` refuses."""
+    check_kind("layers", layers, (Iterable,), "a list of modules")
     given = list(layers)
     if not given:
         raise StrategyError("there are no layers to parallelize", needed="a list of modules")

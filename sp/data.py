@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, DistributedSampler
 
 from sp.errors import InputError, StrategyError
+from sp.given import check_kind, check_sequence_dim
 from sp.mesh import Mesh, MeshGroups
 from sp.module import ParallelModule
 from sp.runtime.shards import BoundLayout
@@ -56,6 +57,8 @@ def stream(mesh: Mesh | ParallelModule, *, axis: str | Sequence[str] = "sp") -> 
             needed=f"{' and '.join(map(repr, axes))} among them, along which the sequence is spread",
             remedy="say which they are, as in axis='cp'",
         )
+    if mesh is not None and not isinstance(mesh, (DeviceMesh, dist.ProcessGroup, MeshGroups, ParallelModule)):
+        raise StrategyError(f"mesh is a {type(mesh).__name__}", needed="a mesh, or a parallelized model")
     return _of_groups(_ranks_of(mesh))
 
 
@@ -147,6 +150,8 @@ def cut(batch: Mapping[str, Any], layout: BoundLayout, dim: int | Mapping[str, i
     such a dim, or with one element there, stay as they are, as does what is no tensor.
 
     InputError for sequences of different lengths and for names that the batch lacks."""
+    check_kind("batch", batch, (Mapping,), "a dict of tensors, as a loader gives it", InputError)
+    check_sequence_dim(dim)
     if isinstance(dim, int):
         dims = {name: dim for name, x in batch.items() if _has(x, dim) and x.size(dim) > 1}
     elif wrong := [name for name, at in dim.items() if not _has(batch.get(name), at)]:

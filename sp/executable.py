@@ -16,7 +16,7 @@ from sp.caches import closed, sharded_cache
 from sp.choice import choose, estimate_program
 from sp.costs import Estimates
 from sp.divisors import check_divisors
-from sp.errors import InputError, StrategyError
+from sp.errors import InputError, StrategyError, UnsupportedModelError
 from sp.fsdp import Hooks, sharded_modules, stand_ins
 from sp.options import BLOCKS, Options
 from sp.passes import distribution, preparation
@@ -27,10 +27,12 @@ from sp.passes.manager import run_passes
 from sp.passes.modes import without_autocast
 from sp.passes.pieces import block_paths, cut
 from sp.passes.saved_tensors import callers_hooks_aside
+from sp.passes.tables import Tables
 from sp.pieces import assemble
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
 from sp.request import Lengths, Request
 from sp.runtime.world import find_world, seat_name
+from sp.slots import Slot, slots_of
 from sp.strategy import STRATEGIES, Strategy
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the
@@ -56,7 +58,8 @@ class Executable:
     estimates: Estimates | None = None
     calls: int = 0
     agreed: bool = False
-    slots: list[Slot] = field(default_factory=list["Slot"])
+    slots: list[Slot] = field(default_factory=list[Slot])
+    tables: Tables | None = None
     shared: str = ""
     state: str = ""
 
@@ -77,10 +80,22 @@ class Executable:
             slot.refresh(model)
         self.calls += 1
         self.lengths = lengths
-        carried = {LENGTH_CARRIER: torch.empty(lengths[0], 0), NOISE_SEED: seed}
+        carried = self._carried(lengths, seed)
         added = [carried[port.name] for port in self.program.inputs if port.is_added]
         with without_autocast():  # the graph has the caller's casts already
             return self._closed(self.outputs.rebuild(Hooks(model).around(self.run, *request.tensors, *added)))
+
+    def check_indices(self, request: Request) -> None:
+        """InputError for ids, labels and positions that no table has.  The same on all ranks, if inputs are global."""
+        if self.tables is not None:
+            carried = self._carried(request.lengths, None)
+            added = [carried[port.name] for port in self.captured.inputs if port.is_added]
+            self.tables.check([*request.tensors, *added])
+
+    @staticmethod
+    def _carried(lengths: Lengths, seed: Tensor | None) -> dict[str, Tensor | None]:
+        """What is passed beside the caller's own tensors."""
+        return {LENGTH_CARRIER: torch.empty(lengths[0], 0, device="cpu"), NOISE_SEED: seed}
 
     def _closed(self, output: Any) -> Any:
         """With dataclasses, and transformers' own caches: those that are not gathered know how long the whole is."""
@@ -92,33 +107,13 @@ class Executable:
         return closed(output, lambda cache: sharded_cache(cache, total))
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A parameter or buffer that the graph reads: its holder there, and its place in the model."""
-
-    holder: nn.Module
-    attribute: str
-    path: str
-    name: str
-
-    def refresh(self, model: nn.Module) -> None:
-        """Follow the model where it has replaced the tensor object since capture (`.to()` replaces buffers)."""
-        owner = model.get_submodule(self.path)
-        current = getattr(owner, self.name)
-        if getattr(self.holder, self.attribute) is current:
-            return
-        if self.attribute in self.holder._parameters:  # torch.func.functional_call puts plain tensors there
-            self.holder._parameters[self.attribute] = current
-        else:
-            setattr(self.holder, self.attribute, current)
-
-
 def build(
     model: nn.Module, request: Request, lengths: Lengths, options: Options, mesh: tuple[int, ...] | None = None
 ) -> Executable:
     """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it.
 
     mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
+    _refuse_backward_hooks(model)
     if sharded := sharded_modules(model):
         check_divisors(model, sharded, find_world(options.group).ranks, options.sync_gradients)
     with _for_tracing(model):
@@ -128,7 +123,7 @@ def build(
             shape = find_world(options.group).shape if mesh is None else mesh
             estimates = estimate_program(prepared, request.tensors, lengths, options, shape, model)
             captured, prepared = (replace(each, strategy=choose(estimates)) for each in (captured, prepared))
-        sync, averaged = options.sync_gradients, options.averaged
+        sync, averaged, tables = options.sync_gradients, options.averaged, Tables.of(prepared)
         passes = distribution(outputs=options.outputs, kernel=options.kernel, sync_gradients=sync, averaged=averaged)
         program = marked(run_passes(prepared, passes), options.checkpoint)
         _check_lengths(program, lengths, type(model).__name__)
@@ -136,7 +131,19 @@ def build(
         bound = bind(program, seat_name(options.group))
         run, slots = _runnable(bound, model, options, sharded)
     made = Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
-    return replace(made, shared=request.shared, state=request.state)
+    return replace(made, shared=request.shared, state=request.state, tables=tables)
+
+
+def _refuse_backward_hooks(model: nn.Module) -> None:
+    """torch.export leaves them out."""
+    for path, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise UnsupportedModelError(
+                f"{path!r} of the model has a backward hook, which a graph does not run"
+                if path
+                else "the model has a backward hook, which a graph does not run",
+                remedy="register it on the parallelized model, or hooks on parameters (parameter.register_hook)",
+            )
 
 
 def estimate_call(
@@ -208,7 +215,7 @@ def _runnable(
     """What to call, and the parameters that it holds by itself."""
     if not sharded and options.compile != BLOCKS:
         whole = with_regions(bound)
-        return _compiled(whole, options), _slots(whole, model)
+        return _compiled(whole, options), slots_of(whole, model)
     parts = cut(bound, [path for path in sharded if path] if sharded else block_paths(bound.graph))
     if sharded and parts.open:
         raise StrategyError(
@@ -230,14 +237,3 @@ def _compiled(module: fx.GraphModule, options: Options) -> Callable[..., Any]:
 
         given["options"] = {**given.get("options", {}), "custom_partitioner_fn": Partition(options.memory_budget)}
     return torch.compile(module, **given)
-
-
-def _slots(bound: fx.GraphModule, model: nn.Module) -> list[Slot]:
-    """Where the graph's parameters and buffers come from.  Constants made by tracing have no place in the model."""
-    slots: list[Slot] = []
-    for node in bound.graph.find_nodes(op="get_attr"):
-        path, _, name = str(node.target).rpartition(".")
-        own = path.removeprefix("model").removeprefix(".")
-        if (path == "model" or path.startswith("model.")) and hasattr(model.get_submodule(own), name):
-            slots.append(Slot(bound.get_submodule(path), name, own, name))
-    return slots

@@ -28,6 +28,13 @@ def gradients_word(parameters: Iterable[nn.Parameter], sync: bool) -> str:
     return gradients if sync else f"{gradients}, left to others or no_sync"
 
 
+def gradients_text(parameters: Iterable[tuple[str, nn.Parameter]], sync: bool) -> str:
+    """The same in lines, for people."""
+    whole = "with gradients" if torch.is_grad_enabled() else "without gradients"
+    lines = [f"{name} {'trains' if value.requires_grad else 'is frozen'}" for name, value in parameters]
+    return "\n".join([whole if sync else f"{whole}, left to others or no_sync", *lines])
+
+
 def watch_sums(output: Any, in_backward: Callable[[], bool]) -> None:
     """See to it that backward from a model's `output` finds the sums where forward has left them: if one of the two
     runs in `no_sync` alone, gradients would be summed twice, or never.  SpError then, in backward.

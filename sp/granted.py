@@ -62,16 +62,18 @@ def _tensors(module: nn.Module, numbers: dict[int, int]) -> list[object]:
     """Parameters count as trained in any case: they are frozen and thawed without a new graph."""
     parameters = ((name, value, False) for name, value in module._parameters.items())
     buffers = ((name, value, value is not None and value.requires_grad) for name, value in module._buffers.items())
-    held = chain(parameters, buffers)
+    tensors = chain(parameters, buffers)
     return [
-        (name, value if value is None else (_number(value, numbers), *like(value), its)) for name, value, its in held
+        (name, value if value is None else (_number(value, numbers), *like(value), its)) for name, value, its in tensors
     ]
 
 
 def _hooks(module: nn.Module) -> list[object]:
     """FSDP's by one word: it adds and removes some of them as it likes."""
-    registries = (module._forward_pre_hooks, module._forward_hooks)
-    return ["fully_shard" if is_fsdps(hook) else called(hook) for hooks in registries for hook in hooks.values()]
+    registries = {"before": module._forward_pre_hooks, "after": module._forward_hooks}
+    registries |= {"backward": module._backward_hooks, "before backward": module._backward_pre_hooks}
+    found = [(when, hook) for when, hooks in registries.items() for hook in hooks.values()]
+    return ["fully_shard" if is_fsdps(hook) else (when, called(hook)) for when, hook in found]
 
 
 def _values(module: nn.Module, configs: set[int]) -> Iterator[tuple[str, object]]:

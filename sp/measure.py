@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sp.costs import Machine, machine_of
+from sp.errors import StrategyError
 from sp.mesh import Mesh, bind_mesh
 from sp.runtime.comm import all_gather, post_exchange
 from sp.runtime.world import World, find_world
@@ -36,7 +37,10 @@ def measure_machine(
     Measured are products of matrices and attention of `dtype` on `device`, copies, and exchanges between neighbours of
     the group, as it lies: what is between nodes and what is inside is not told apart.  Kernel tiles, memory and how
     much slower bands are come from `sp.costs.MACHINES`, by the device.  Without other ranks so do the links."""
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise StrategyError(f"there is no device {device!r}", needed="'cpu' or 'cuda', or another of torch") from error
     world = find_world(bind_mesh(None, mesh)[1])
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     base = machine_of(device.type, chip)

@@ -9,12 +9,13 @@ The first axis of two is the outer one, over slow links; ranks along the second 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sp.errors import StrategyError
-from sp.runtime.world import axes_name
+from sp.runtime.world import axes_name, find_world
 from sp.strategy import Strategy, place
 
 
@@ -58,6 +59,7 @@ def bind_mesh(strategy: Strategy | None, mesh: Mesh) -> tuple[Strategy | None, s
     strategy: None is any that takes so many axes.
     StrategyError: the mesh has not the axes that the strategy takes, or its ranks are in another order."""
     if isinstance(mesh, DeviceMesh):
+        _check_part(mesh.get_coordinate() is not None)
         two = _TWO.replace("{device}", mesh.device_type)
         bound = place(strategy, tuple(mesh.shape), _ONE, two, mesh.mesh_dim_names)
         return bound, _groups_of(mesh).name if mesh.ndim == 2 else mesh.get_group().group_name
@@ -68,7 +70,9 @@ def bind_mesh(strategy: Strategy | None, mesh: Mesh) -> tuple[Strategy | None, s
         bound = place(strategy, world.shape, _ONE, two)
         _check_order([world.whole.rank()], [world.outer.rank() * world.inner.size() + world.inner.rank()])
         return bound, world.name
+    _check_part(cast(object, world) is not dist.GroupMember.NON_GROUP_MEMBER)
     if isinstance(world, dist.ProcessGroup):
+        find_world(_name(world))  # alive
         return place(strategy, (world.size(),), _ONE, two), world.group_name
     raise StrategyError(f"mesh is a {type(world).__name__}", needed="a DeviceMesh, process groups or None")
 
@@ -89,6 +93,19 @@ def _whole(mesh: DeviceMesh, size: int) -> dist.ProcessGroup:
             remedy='name them: DeviceMesh(device_type, ranks, mesh_dim_names=("outer", "inner"))',
         )
     return mesh._flatten().get_group()
+
+
+def _check_part(is_part: bool) -> None:
+    if not is_part:
+        remedy = "parallelize on its ranks alone, or make one of all ranks"
+        raise StrategyError("this rank is no part of the mesh", remedy=remedy)
+
+
+def _name(group: dist.ProcessGroup) -> str:
+    try:
+        return group.group_name
+    except (RuntimeError, ValueError, KeyError) as error:  # of a group that is gone
+        raise StrategyError("the process group has no name any more", needed="one that is alive") from error
 
 
 def _check_order(found: list[int], needed: list[int]) -> None:

@@ -20,21 +20,22 @@ from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
 from sp.facade import Facade, outside_of_graphs
 from sp.fitting import check_length, dealt, global_length
+from sp.gate import Gate
 from sp.generation import generate
-from sp.gradients import averaged_at_the_end, gradients_word, watch_sums
+from sp.gradients import averaged_at_the_end, gradients_text, gradients_word, watch_sums
+from sp.handshake import Handshake, said_of, worded
 from sp.layout import find_layout
 from sp.options import CONTIGUOUS, Options
 from sp.request import Lengths, Request
-from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed, exchange_statements
+from sp.runtime.agreement import Statement, draw_seed
 from sp.runtime.faults import failing_together
 from sp.runtime.shards import BoundLayout
-from sp.runtime.world import World, find_world
+from sp.runtime.world import find_world
 from sp.show import Report
 from sp.transforms import refuse_transforms
 from sp.validation import check_call
+from sp.values import Values, to_be_compared, whole_tensors
 
-# What is large is compared on the first calls of each capture; ids and their like, and everything else, on every call.
-CONTENT_CHECKS = 3
 # With validate=True a capture is tried in a world of its own size, but of no more threads than these, or 2 x 2.
 VALIDATION_RANKS = 4
 
@@ -58,6 +59,8 @@ class ParallelModule(Facade):
         self.__dict__["options"] = options
         self.__dict__["executables"] = list[Executable]()
         self.__dict__["agreed"] = dict[str, int]()  # calls that all ranks made alike, by their keys, in order
+        self.__dict__["gate"] = Gate()
+        self.__dict__["values"] = Values()
 
     @property
     def layout(self) -> BoundLayout:
@@ -89,14 +92,18 @@ class ParallelModule(Facade):
     def _agree_and_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         refuse_transforms(chain(self.parameters(), tree_leaves((args, kwargs))))
         world = find_world(self.options.group)
-        request, held = self._agree_on_call(world, args, kwargs)
+        with self.gate.entered(world) as refusal:
+            return self._run(Handshake(world, self._parameter_device()), args, kwargs, refusal)
+
+    def _run(self, shake: Handshake, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: SpError | None) -> Any:
+        request, held = self._agree_on_call(shake, args, kwargs, refusal)
         lengths = request.lengths if held is None else (global_length(held, self.options),)
-        executable = self._agree_on_program(world, request, lengths)
+        executable = self._agree_on_program(shake, request, lengths)
         if held is not None and self.options.inputs == CONTIGUOUS:
             request = dealt(request, held, self.layout)
-        seed = draw_seed(world, self.options.generator, self._parameter_device()) if executable.is_noisy else None
+        seed = draw_seed(shake.world, self.options.generator, shake.device) if executable.is_noisy else None
         note_call(executable, self.options.group)
-        with failing_together(world, f"call {executable.calls + 1} of {type(self.plain).__name__}"):
+        with failing_together(shake.world, f"call {executable.calls + 1} of {type(self.plain).__name__}"):
             output = executable(self.plain, request, lengths, seed)
         watch_sums(output, lambda: self.options.sync_gradients)
         return output
@@ -145,6 +152,10 @@ class ParallelModule(Facade):
         """A copy of the model over the same group; it captures anew."""
         return ParallelModule(copy.deepcopy(self.plain, memo), self.options)
 
+    def __reduce__(self) -> tuple[type[ParallelModule], tuple[nn.Module, Options]]:
+        """Pickled alike: captures and agreements are of one process."""
+        return ParallelModule, (self.plain, self.options)
+
     def _latest(self) -> Executable:
         if not self.executables:
             raise SpError(
@@ -154,62 +165,58 @@ class ParallelModule(Facade):
         return self.executables[-1]
 
     def _agree_on_call(
-        self, world: World, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, shake: Handshake, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: SpError | None
     ) -> tuple[Request, list[int] | None]:
         """The call, and how many tokens each rank holds of it where inputs are local; every rank raises if any rank's
         call does not fit."""
-        request, failure = None, None
+        request, failure, tensors = None, None, whole_tensors(self.plain)
         try:
+            if refusal is not None:
+                raise refusal
             request = Request.of(self.plain, args, kwargs, self.options.sequence_dim)
-            check_length(request, self.options, world)
-            statement = self._statement(request)
-        except SpError as error:
-            failure, statement = error, Statement(error=str(error))
-        statements = self._exchange(world, statement, failure)
+            check_length(request, self.options, shake.world)
+            for known in self.executables:
+                if known.key == request.key:
+                    known.check_indices(request)
+                    break
+            statement = said_of(request, self.options, self.executables, self.agreed)
+            gradients = gradients_word(self.parameters(), self.options.sync_gradients)
+            changes = self.values.changes(tensors, request.state)
+            statement = replace(statement, options=self.options.said, gradients=gradients, changes=changes)
+        except Exception as error:  # noqa: BLE001 - raised, once the others know
+            failure, statement = error, Statement(options=self.options.said, error=worded(error))
+        statements = shake.exchange(statement, failure, lambda name: self._text(name, request))
         assert request is not None
+        if to_be_compared([said.changes for said in statements]):
+            shake.compare_values(self.values, tensors, request.state)
         self.agreed.setdefault(request.key, len(self.agreed))
         if not self.options.local_inputs or request.past is not None:
             return request, None
         return request, [int(said.length) for said in statements]
 
-    def _agree_on_program(self, world: World, request: Request, lengths: Lengths) -> Executable:
+    def _text(self, name: str, request: Request | None) -> str:
+        """What stands behind a hash in the statement of a call."""
+        if name == "gradients":
+            return gradients_text(self.plain.named_parameters(), self.options.sync_gradients)
+        assert request is not None, "ranks that have no request say so"
+        return request.text if name == "call" else request.state
+
+    def _agree_on_program(self, shake: Handshake, request: Request, lengths: Lengths) -> Executable:
         """The executable for this call.  A new one is compared by hash: capture or passes may have failed elsewhere."""
-        executable, failure = None, None
+        executable, failure, text = None, None, ""
         try:
             executable = self._executable(request, lengths)
             if executable.agreed:
                 return executable
+            executable.check_indices(request)
+            text = executable.program.text()
             statement = Statement(program=executable.program.digest())
-        except SpError as error:
-            failure, statement = error, Statement(error=str(error))
-        self._exchange(world, statement, failure)
+        except Exception as error:  # noqa: BLE001 - raised, once the others know
+            failure, statement = error, Statement(error=worded(error))
+        shake.exchange(statement, failure, lambda _: f"{text}\n{request.state}")
         assert executable is not None
         executable.agreed = True
         return executable
-
-    def _exchange(self, world: World, statement: Statement, failure: SpError | None) -> list[Statement]:
-        statements = exchange_statements(world, statement, self._parameter_device())
-        if failure is not None:
-            raise failure
-        check_agreement(statements, world.rank)
-        return statements
-
-    def _statement(self, request: Request) -> Statement:
-        local = self.options.local_inputs
-        calls = max((known.calls for known in self.executables if known.key == request.key), default=0)
-        recent = calls < CONTENT_CHECKS
-        triples = zip(request.tensors, request.call.kept, request.locals(local), strict=True)
-        # New tokens are few, and ranks that have sampled different ones would go on with caches that do not fit.
-        new = request.past is not None
-        whole = [x for x, kept, part in triples if not part and (recent or (not kept and (new or _is_small(x))))]
-        return Statement(
-            request.shared,
-            model=str(self.agreed.get(request.key, len(self.agreed))),
-            gradients=gradients_word(self.parameters(), self.options.sync_gradients),
-            shapes=request.shapes(local),
-            contents=checksum(whole) if new or not local else "",
-            length=str(request.lengths[0]),
-        )
 
     def _executable(self, request: Request, lengths: Lengths) -> Executable:
         for known in self.executables:
@@ -239,9 +246,4 @@ class ParallelModule(Facade):
             )
 
     def _parameter_device(self) -> torch.device:
-        return next((value.device for value in self.parameters()), torch.device("cpu"))
-
-
-def _is_small(x: torch.Tensor) -> bool:
-    """A whole number for each token at most: cheap to compare, and what a loader gives."""
-    return x.dim() <= 2 and not x.is_floating_point()
+        return next((value.device for value in self.parameters() if not value.is_meta), torch.device("cpu"))

@@ -12,6 +12,7 @@ from sp.costs import Machine
 from sp.errors import SpError
 from sp.passes.input_dims import SequenceDim
 from sp.passes.output_forms import OutputForm
+from sp.settings import shown
 from sp.strategy import Strategy
 
 BLOCKS = "blocks"  # compile block by block
@@ -52,6 +53,14 @@ class Options:
     def local_inputs(self) -> bool:
         """Whether each rank passes a part of its own."""
         return self.inputs != GLOBAL
+
+    @property
+    def said(self) -> str:
+        """What of it all ranks must have alike, in words.  The strategy stands in the program: a rank may choose it."""
+        given = {"inputs": self.inputs, "outputs": self.outputs, "sequence_dim": self.sequence_dim}
+        given |= {"compile": self.compile, "kernel": self.kernel, "validate": self.validate}
+        given |= {"checkpoint": self.checkpoint, "memory_budget": self.memory_budget}
+        return ", ".join(f"{name}={shown(value)}" for name, value in given.items())
 
     @property
     def chosen(self) -> Strategy:

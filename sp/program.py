@@ -215,7 +215,10 @@ class Program:
 
     def digest(self) -> str:
         """A hash of everything that all ranks must agree on."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    def text(self) -> str:
+        """What that is."""
         nested = (module.graph for module in self.graph_module.modules() if isinstance(module, fx.GraphModule))
         graphs = "\n".join(str(graph) for graph in nested)  # itself, and the bodies of no_grad and autocast regions
-        text = f"{torch.__version__}\n{self.strategy}\n{self.inputs}\n{self.outputs}\n{graphs}"
-        return hashlib.sha256(without_numbers(text).encode()).hexdigest()
+        return without_numbers(f"{torch.__version__}\n{self.strategy}\n{self.inputs}\n{self.outputs}\n{graphs}")

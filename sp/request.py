@@ -23,7 +23,8 @@ Lengths = tuple[int, ...]  # of each sequence among the inputs
 class Request:
     """`key` says everything that a capture bakes in; two calls with one key may differ in contents, batch and length.
 
-    shared: what of it must be the same on all ranks, as their devices need not be.  state: of the model, see `granted`.
+    text: what of it must be the same on all ranks, as their devices need not be; a line for each thing.  shared: its
+    hash.  state: of the model, see `granted`.
     lengths: of the sequences among the tensors given; global or local, as the caller passes them.
     past: how many tokens, of the whole sequence, the caches of the call hold; None without any."""
 
@@ -32,6 +33,7 @@ class Request:
     dims: tuple[Dims, ...]
     lengths: Lengths
     key: str
+    text: str
     shared: str
     state: str
     past: int | None = None
@@ -44,10 +46,10 @@ class Request:
         dims = sequence_dims(call, tensors, sequence_dim, past)
         lengths = sequence_lengths(call, tensors, dims, past)
         held = stretches(call, tensors, dims, lengths, past)
-        text = f"{call} {_modes(model)} {_input_pattern(tensors, held, past)}"
-        state = model_state(model)
-        key, shared = _word(f"{text} {state}"), _word(without_numbers(text))
-        return Request(call, tuple(tensors), tuple(dims), lengths, key, shared, state, past)
+        lines = [*call.lines(), *_modes(model), *_input_pattern(call, tensors, held, past)]
+        text, state = "\n".join(lines), model_state(model)
+        key, shared = _word(f"{text} {state}"), without_numbers(text)
+        return Request(call, tuple(tensors), tuple(dims), lengths, key, shared, _word(shared), state, past)
 
     def locals(self, inputs_are_local: bool) -> list[bool]:
         """Which tensors are this rank's part of a sequence.  Beside a cache, what holds new tokens never is."""
@@ -68,23 +70,26 @@ def _word(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _modes(model: nn.Module) -> str:
+def _modes(model: nn.Module) -> list[str]:
     """Modes, dtypes and devices: what ranks have most likely set apart."""
     training = "".join("t" if module.training else "e" for module in model.modules())
+    words = {"t" * len(training): "train", "e" * len(training): "eval"}
     kinds = sorted({f"{value.dtype} {value.device}" for value in (*model.parameters(), *model.buffers())})
-    return f"{training} {kinds} {autocast_now()}"
+    return [f"mode: {words.get(training, training)}", f"parameters and buffers: {kinds}", f"autocast: {autocast_now()}"]
 
 
-def _input_pattern(tensors: Sequence[Tensor], held: Sequence[Mapping[int, Stretch]], past: int | None) -> str:
+def _input_pattern(
+    call: Call, tensors: Sequence[Tensor], held: Sequence[Mapping[int, Stretch]], past: int | None
+) -> list[str]:
     """Dtype, device and shape of each input, with the sequences and the batch left open."""
     batches = [batch_dim(tensor, tuple(its), past) for tensor, its in zip(tensors, held, strict=True)]
     sizes = [tensor.shape[batch] for tensor, batch in zip(tensors, batches, strict=True) if batch is not None]
     patterns: list[str] = []
-    for tensor, its, batch in zip(tensors, held, batches, strict=True):
+    for name, tensor, its, batch in zip(call.names, tensors, held, batches, strict=True):
         shape = list[object](tensor.shape)
         for dim, stretch in its.items():
             shape[dim] = f"S{stretch.sequence}+{stretch.more}"
         if batch is not None and tensor.shape[batch] != 1:
             shape[batch] = f"B{sizes.index(tensor.shape[batch])}"
-        patterns.append(f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {shape}")
-    return "; ".join(patterns)
+        patterns.append(f"{name}: {tensor.dtype} {tensor.device} {tensor.requires_grad} {shape}")
+    return patterns

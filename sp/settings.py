@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Set
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from numbers import Number
-from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -77,7 +78,7 @@ def like(value: Tensor) -> tuple[object, ...]:
 
 
 def called(function: Callable[..., Any] | object, depth: int = 1) -> object:
-    """Its name and line, and what it closes over or is bound to."""
+    """Its name, what it does, and what it closes over or is bound to: two lambdas have one name."""
     if isinstance(function, partial):
         applied = cast("partial[Any]", function)
         return called(applied.func, depth), _contents(applied.args, depth - 1), _contents(applied.keywords, depth - 1)
@@ -86,7 +87,15 @@ def called(function: Callable[..., Any] | object, depth: int = 1) -> object:
     if code is None:
         return name
     cells, defaults = getattr(function, "__closure__", None) or (), getattr(function, "__defaults__", None) or ()
-    return name, code.co_firstlineno, [_shown_cell(cell, depth - 1) for cell in cells], _contents(defaults, depth - 1)
+    return name, _digest(code), [_shown_cell(cell, depth - 1) for cell in cells], _contents(defaults, depth - 1)
+
+
+@lru_cache(maxsize=4096)
+def _digest(code: CodeType) -> str:
+    """Of what it does, wherever the file is: the same on all ranks."""
+    constants = [_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    text = f"{code.co_code!r} {code.co_names} {constants} {code.co_firstlineno}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _shown_cell(cell: Any, depth: int) -> object:

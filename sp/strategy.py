@@ -93,7 +93,9 @@ def bind_size(strategy: Strategy | None, size: int | tuple[int, int]) -> tuple[S
     """The strategy on a world of this size without any process group, and the shape of that.
 
     strategy: None is any that takes so many axes.  StrategyError: the size has not the axes that the strategy takes."""
-    shape = (size,) if isinstance(size, int) else tuple(size)
+    shape = size if isinstance(size, tuple) else (size,)
+    if not shape or not all(type(each) is int for each in shape):
+        raise StrategyError(f"world_size cannot be {size!r}", needed="a number of ranks, or (outer, inner)")
     if min(shape) < 1:
         raise StrategyError(f"a world of {' x '.join(map(str, shape))} ranks", needed="at least one rank")
     return place(strategy, shape, f"world_size={prod(shape)}", "world_size={shape}"), shape

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from sp.errors import InputError
 from sp.mesh import Mesh, bind_mesh
 from sp.runtime.comm import all_gather
 from sp.runtime.world import World, find_world
@@ -32,6 +33,8 @@ def trace(path: str | Path, mesh: Mesh = None) -> Generator[torch.profiler.profi
     path: of a Chrome trace in JSON, in a folder that all ranks see.  mesh: as `sp.parallelize` takes it.
     Yields torch's profiler of this rank.  Ranks are the rows of the trace, their clocks as the machines have them."""
     world = find_world(bind_mesh(None, mesh)[1])
+    if not isinstance(path, (str, Path)) or not Path(path).absolute().parent.is_dir():
+        raise InputError(f"a trace cannot be written to {path!r}", needed="a file in a folder that is there")
     target, own = Path(path), _part(path, world.rank)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():

@@ -11,17 +11,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from sp.errors import SpError
 
 
 def refuse_transforms(values: Iterable[Any]) -> None:
-    """SpError where a call of a parallelized model is a part of a transform.  values: parameters and arguments."""
+    """SpError where a call of a parallelized model is a part of a transform.  values: parameters and arguments.
+
+    torch.compile of a module around is no such thing: it leaves the call as it is."""
     if torch._C._are_functorch_transforms_active():
         raise SpError(
             "a parallelized model is called inside of a torch.func transform (grad, vmap, jvp, …)",
             remedy="torch.autograd.grad of torch.func.functional_call(pmodel, …); in place of vmap, a batch",
+        )
+    if torch.compiler.is_exporting() or get_proxy_mode() is not None or detect_fake_mode() is not None:
+        raise SpError(
+            "a parallelized model is called while a graph is traced (torch.export, make_fx, fake tensors)",
+            needed="tensors with contents, which ranks can exchange",
+            remedy="sp.inspect, or pmodel.graph_module, for the graph of a rank; export the plain model",
         )
     # The level is asked for first: looking at each parameter on each call would cost more than the rest of this.
     if getattr(forward_ad, "_current_level", 0) >= 0 and any(map(_has_tangent, values)):

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sp.api import parallelize
 from sp.errors import StrategyError
+from sp.given import check_model
 from sp.module import ParallelModule
 from sp.passes.output_forms import OutputForm
 from sp.runtime.host import backend_of
@@ -46,13 +47,8 @@ def fully_shard(
     from torch.distributed.fsdp import FSDPModule  # importing sp does not take the time to import FSDP
     from torch.distributed.fsdp import fully_shard as shard_module
 
-    names = mesh.mesh_dim_names or ()
-    if axis not in names:
-        raise StrategyError(
-            f"the mesh has the axes {list(names)}",
-            needed=f"one called {axis!r}, along which the sequence is spread",
-            remedy='init_device_mesh("cuda", (dp, sp), mesh_dim_names=("dp", "sp"))',
-        )
+    check_model(model)
+    names = _names(mesh, axis)
     flat = mesh if mesh.ndim == 1 else mesh._flatten("_".join(names))
     for block in blocks_of(model):
         shard_module(block, mesh=flat)
@@ -73,6 +69,19 @@ def fully_shard(
         compile=compile,
         checkpoint=checkpoint,
     )
+
+
+def _names(mesh: DeviceMesh, axis: str) -> tuple[str, ...]:
+    if not isinstance(mesh, DeviceMesh):
+        raise StrategyError(f"mesh is a {type(mesh).__name__}", needed="a DeviceMesh with names for its axes")
+    names = mesh.mesh_dim_names or ()
+    if axis not in names:
+        raise StrategyError(
+            f"the mesh has the axes {list(names)}",
+            needed=f"one called {axis!r}, along which the sequence is spread",
+            remedy='init_device_mesh("cuda", (dp, sp), mesh_dim_names=("dp", "sp"))',
+        )
+    return names
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

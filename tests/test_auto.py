@@ -67,9 +67,11 @@ def test_on_a_mesh_of_two_axes_what_takes_two_is_chosen():
 
 
 def test_ranks_that_choose_otherwise_do_not_run():
+    model = llama()  # seeds race between threads
+
     def rank(group):
         machine = SLOW_MERGES if group.rank() == 1 else replace(SLOW_MERGES, merge_passes=0.0, link_bandwidth=1e15)
-        parallel = sp.parallelize(llama(), "auto", mesh=group, compile=False, machine=machine)
+        parallel = sp.parallelize(model, "auto", mesh=group, compile=False, machine=machine)
         with pytest.raises(sp.RankMismatchError, match="the ranks disagree about the program"):
             parallel(ids(256))
         return parallel.options.strategy.name

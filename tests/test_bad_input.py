@@ -25,9 +25,10 @@ def ids(length, seed=0):
 
 def messages(world, call):
     """What each rank's error says; fails if a rank raises none."""
+    model = gpt()  # seeds race between threads
 
     def rank(group):
-        parallel = sp.parallelize(gpt(), mesh=group, compile=False)
+        parallel = sp.parallelize(copy.deepcopy(model), mesh=group, compile=False)
         with pytest.raises(sp.SpError) as caught:
             call(parallel, group.rank())
         return type(caught.value).__name__, str(caught.value)

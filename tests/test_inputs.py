@@ -155,10 +155,12 @@ def test_contiguous_parts_on_a_mesh_of_two_axes_and_of_a_strategy_to_choose() ->
 
 
 def test_what_the_ranks_hold_does_not_fit() -> None:
+    model = Trunk(True)
+
     def rank(group: dist.ProcessGroup) -> list[str]:
         found: list[str] = []
         for form, lengths in (("local", (5, 6, 6)), ("contiguous", (1, 1, 0)), ("local", (0, 1, 1))):
-            parallel = sp.parallelize(Trunk(True), mesh=group, inputs=form, compile=False)  # type: ignore[arg-type]
+            parallel = sp.parallelize(model, mesh=group, inputs=form, compile=False)  # type: ignore[arg-type]
             with pytest.raises(sp.InputError) as caught:
                 parallel(torch.ones(2, lengths[group.rank()], 16))
             found.append(str(caught.value))

@@ -174,8 +174,10 @@ def test_shards_of_other_lengths_need_no_new_capture():
 
 
 def test_shards_that_no_layout_deals():
+    model = Trunk()
+
     def rank(group):
-        parallel = sp.parallelize(Trunk(), mesh=group, inputs="local", compile=False)
+        parallel = sp.parallelize(model, mesh=group, inputs="local", compile=False)
         with pytest.raises(sp.InputError) as caught:
             parallel(torch.ones(2, 4 + 3 * group.rank(), 16))
         return str(caught.value)

@@ -61,6 +61,11 @@ class Call:
         kept: tuple[Form, ...] = tuple(_form(cache) for (_, cache), leaf in pairs if isinstance(leaf, torch.Tensor))
         return Call(spec, constants, tuple(tensor_names), added, kept), tensors
 
+    def lines(self) -> list[str]:
+        """All of it as text."""
+        given = ["a tensor" if constant is None else repr(constant[0]) for constant in self.constants]
+        return [f"arguments: {given}", f"structure: {self.spec}", f"tensors: {self.names} {self.added} {self.kept}"]
+
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The original `(args, kwargs)` with `tensors` in the tensors' places."""
         return closed(pytree.tree_unflatten(_filled(self.constants, tensors), self.spec))
@@ -123,6 +128,8 @@ class Outputs:
 
 def _unusual(tensor: torch.Tensor) -> str:
     """What sets it apart from an array of numbers, if anything does."""
+    if torch.nn.parameter.is_lazy(tensor):
+        return "uninitialized"
     if tensor.is_nested or tensor.is_quantized:
         return "nested" if tensor.is_nested else "quantized"
     return "" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")

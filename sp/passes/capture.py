@@ -173,7 +173,7 @@ def _carried(given: _Given) -> _Given:
     """Shards cannot tell the global length: an empty tensor of that size brings it."""
     if not any(given.local):
         return given
-    carrier = torch.empty(given.lengths[0], 0)
+    carrier = torch.empty(given.lengths[0], 0, device="cpu")
     return replace(
         given,
         names=[*given.names, LENGTH_CARRIER],

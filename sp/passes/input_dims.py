@@ -82,7 +82,8 @@ def _checked(name: str, tensor: torch.Tensor, dims: int | Sequence[int]) -> Dims
     given = (dims,) if isinstance(dims, int) else tuple(dims)
     wrong = [dim for dim in given if not -tensor.ndim <= dim < tensor.ndim]
     if wrong:
-        raise InputError(f"sequence_dim {wrong[0]} of {name!r} is out of range for shape {tuple(tensor.shape)}")
+        found = f"sequence_dim {wrong[0]} of {name!r} is out of range for shape {tuple(tensor.shape)}"
+        raise InputError(found, needed="the dim that holds the sequence")
     if len(given) > 2 or len({dim % tensor.ndim for dim in given}) < len(given):
         raise InputError(
             f"sequence_dim of {name!r} is {given}", needed="one dim, or the two dims of a mask: queries and keys"
@@ -110,7 +111,7 @@ def sequence_lengths(
     lengths = [tensor.shape[dim] for tensor, its in zip(tensors, dims, strict=True) for dim in its]
     if not lengths:
         raise InputError(
-            f"no input has a sequence dim: {shapes(call, tensors)}",
+            f"no input has a sequence dim: {shapes(call, tensors) or 'there is no tensor among them'}",
             remedy="pass sequence_dim={'input_ids': 1, …} naming the inputs that hold the sequence",
         )
     return tuple(dict.fromkeys(lengths))

@@ -66,7 +66,7 @@ class BoundLayout:
         """The global position of each local token, ascending: int64 [local length], on the CPU."""
         self._check_length(length)
         runs = self.layout.runs(length, self._rank(rank), self.world)
-        return torch.cat([run.start + run.stride * torch.arange(run.length) for run in runs])
+        return torch.cat([run.start + run.stride * torch.arange(run.length, device="cpu") for run in runs])
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
         """This rank's positions of `x`, which holds the whole sequence in `dim` and is the same on every rank."""
@@ -191,6 +191,8 @@ def _same_ranks(group: str, other: str) -> bool:
 
 def _checked_dim(x: Tensor, dim: int) -> int:
     """`dim`, counted from the front."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"a {type(x).__name__} has no dim to be cut or joined", needed="a tensor")
     if not -x.dim() <= dim < x.dim():
         raise InputError(f"a tensor of shape {list(x.shape)} has no dim {dim}", needed="the dim of the sequence")
     return dim % x.dim()

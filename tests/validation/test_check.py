@@ -242,8 +242,10 @@ def test_validate_compares_whole_gradients_whoever_sums_them():
 
 
 def test_validate_raises_on_all_ranks_alike(wrong_flip):
+    model = Small(lambda x: x.flip(1))
+
     def rank(group):
-        parallel = sp.parallelize(Small(lambda x: x.flip(1)), mesh=group, compile=False, validate=True)
+        parallel = sp.parallelize(model, mesh=group, compile=False, validate=True)
         with pytest.raises(sp.ValidationError) as caught:
             parallel(torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0)))
         assert not parallel.executables
