@@ -33,7 +33,7 @@ sp.parallelize(Llama(LlamaConfig(layers=1)), strategy=3)
 def run(*arguments: str | Path, cwd: Path, **environment: str) -> str:
     command = [str(argument) for argument in arguments]
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}
+        command, check=False, cwd=cwd, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -116,7 +116,7 @@ def test_a_type_checker_sees_the_types_of_the_installed_wheel(installed: Path, t
     (tmp_path / "user.py").write_text(USER)
     (tmp_path / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{installed}"]}}')
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "user.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert 'Type of "sp.parallelize(Llama(LlamaConfig(layers=1)), strategy="ring")" is "ParallelModule"' in done.stdout
     assert 'cannot be assigned to parameter "strategy"' in done.stdout
     assert "1 error" in done.stdout, done.stdout
