@@ -77,6 +77,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.torch: constraints.txt | $(BIN)/pip
+	@echo "Into $(VENV), once: torch and what it needs, then the rest. This takes minutes and is silent."
 	$(PIP) $(shell grep '^torch==' constraints.txt)
 	@touch $@
 

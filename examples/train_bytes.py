@@ -47,6 +47,8 @@ def train(model: nn.Module, text: PythonSources, name: str, args: argparse.Names
     run = Run(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     bar = tqdm(range(args.steps), desc=f"{name:<14}", disable=dist.get_rank() != 0)
+    if args.compile:
+        bar.set_postfix_str("compiling in the first step")
     for step in bar:
         start = time.perf_counter()
         ids = text.batch(step, args.batch, args.length)
