@@ -299,7 +299,7 @@ def test_refused(name: str) -> None:
 
 
 def _fake_tensors_take_float_ids() -> bool:
-    """So they do in torch 2.11."""
+    """So they do in torch 2.11 and 2.12."""
     try:
         with FakeTensorMode():
             F.embedding(torch.zeros(2, 9), torch.zeros(5, 3))
