@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sp import costs
-from sp.asked import check_args, check_model
+from sp.asked import check_asked
 from sp.costs import Estimates, Machine, ModelShape, Sharding, find_machine
 from sp.errors import InputError, StrategyError
 from sp.executable import build, estimate_call
@@ -73,11 +73,10 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     RankMismatchError or UnsupportedModelError, on every rank and before any data is exchanged."""
     options = _options(*bind_mesh(_find(strategy), mesh), sequence_dim, inputs, outputs, compile, kernel)
     _check_budget(memory_budget, compile)
-    check_model(model)
+    check_asked(model, example_args, example_kwargs)
     options = replace(options, machine=_machine(machine), memory_budget=memory_budget, sync_gradients=sync_gradients)
     parallel = ParallelModule(model, replace(options, generator=generator, validate=validate, checkpoint=checkpoint))
     if example_args is not None or example_kwargs is not None:
-        check_args(() if example_args is None else example_args, example_kwargs)
         parallel.capture(example_args or (), example_kwargs or {})
     return parallel
 
@@ -97,8 +96,7 @@ def inspect(
     """The report of what `parallelize` would do to this call on `world_size` ranks, without any process group.
 
     world_size: (outer, inner) for strategies of two axes."""
-    check_model(model)
-    check_args(args, kwargs)
+    check_asked(model, args, kwargs)
     bound, shape = bind_size(_find(strategy), world_size)
     options = _options(bound, "", sequence_dim, "global", outputs, False, kernel)
     options = replace(options, machine=_machine(machine))
@@ -151,8 +149,7 @@ def estimate(
             model, length, world, machine, causal=causal, recompute=recompute, sharding=sharding, strategies=strategies
         )
     _check_whole(causal, recompute, sharding)
-    check_model(model)
-    check_args(args, kwargs)
+    check_asked(model, args, kwargs)
     options = replace(_options(None, "", sequence_dim, "global", outputs, False, None), machine=_machine(machine))
     request = Request.of(model, args, kwargs or {}, sequence_dim)
     _, shape = bind_size(None, world)
@@ -186,8 +183,7 @@ def check(
 
     Raises UnsupportedModelError where the model is refused, InputError where there is nothing to try, and
     ValidationError where the transformed program fails.  Errors of a program that runs are in the report."""
-    check_model(model)
-    check_args(args, kwargs)
+    check_asked(model, args, kwargs)
     if strategy == AUTO:
         raise StrategyError("there is nothing to check of 'auto': it depends on length and machine", needed="a name")
     bound, shape = bind_size(find_strategy(strategy), world_size)

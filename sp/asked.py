@@ -15,8 +15,13 @@ from sp.errors import InputError, StrategyError
 from sp.module import ParallelModule
 
 
-def check_model(model: object) -> None:
-    """StrategyError unless this is a module, and a plain one."""
+def check_asked(model: object, args: object, kwargs: object) -> None:
+    """StrategyError unless `model` is a module, and a plain one; InputError unless these are a call's arguments."""
+    _check_model(model)
+    _check_args(() if args is None else args, {} if kwargs is None else kwargs)
+
+
+def _check_model(model: object) -> None:
     if isinstance(model, ParallelModule):
         raise StrategyError("the model is parallelized already", remedy="pass the plain model, `pmodel.plain`")
     if isinstance(model, type):
@@ -31,11 +36,10 @@ def check_model(model: object) -> None:
         )
 
 
-def check_args(args: object, kwargs: object) -> None:
-    """InputError unless these are a call's arguments.  A tensor is a sequence too: of its rows, which nobody means."""
-    if isinstance(args, torch.Tensor):
+def _check_args(args: object, kwargs: object) -> None:
+    if isinstance(args, torch.Tensor):  # a sequence too: of its rows, which nobody means
         raise InputError("args is one tensor", needed="a tuple of arguments", remedy="put it into a tuple: (ids,)")
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise InputError(f"args is a {type(args).__name__}", needed="a tuple; what has a name goes into kwargs")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
+    if not isinstance(kwargs, Mapping):
         raise InputError(f"kwargs is a {type(kwargs).__name__}", needed="a dict from name to argument")
