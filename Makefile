@@ -13,7 +13,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-gpu lint format bench golden zoo errors fuzz docs clean
+.PHONY: help demo test test-slow test-gpu lint format bench golden zoo errors fuzz docs dist clean
 
 help:  ## Print this table
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -58,6 +58,9 @@ errors: $(VENV)/.dev  ## Write docs/errors.md anew, from the sources
 fuzz: $(VENV)/.dev  ## Run many random programs; others: ARGS="--count 3000 --seed 100000"
 	$(BIN)/python -m tests.fuzz.sweep $(ARGS)
 
+dist: $(VENV)/.dev  ## Build the sdist, and the wheel from it, into dist/
+	$(BIN)/python -m build --no-isolation $(ARGS)
+
 clean:  ## Delete caches, builds and what the examples wrote; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out examples/out benchmarks/out docs/_build
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
@@ -76,6 +79,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.torch: constraints.txt | $(BIN)/pip
+	@echo "Into $(VENV), once: torch and what it needs, then the rest. This takes minutes and is silent."
 	$(PIP) $(shell grep '^torch==' constraints.txt)
 	@touch $@
 

@@ -46,6 +46,8 @@ def train(model: nn.Module, text: PythonSources, name: str, args: argparse.Names
     run = Run(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     bar = tqdm(range(args.steps), desc=f"{name:<14}", disable=dist.get_rank() != 0)
+    if args.compile:
+        bar.set_postfix_str("compiling in the first step")
     for step in bar:
         start = time.perf_counter()
         ids = text.batch(step, args.batch, args.length)
@@ -153,6 +155,13 @@ def report(runs: list[Run], world: int, args: argparse.Namespace) -> int:
     return 0 if all_same else 1
 
 
+def run_all(ranks: ProcessWorld, args: argparse.Namespace) -> list[Run]:
+    try:
+        return ranks.run(train_all, args, timeout_s=args.timeout)[0]
+    except TimeoutError as error:
+        sys.exit(f"{error}\nNot done in {args.timeout:,.0f} seconds; a busy machine may need a larger --timeout.")
+
+
 def main() -> int:
     args = parse_arguments()
     torchrun = "RANK" in os.environ
@@ -163,7 +172,7 @@ def main() -> int:
         print(f"{args.model}, {args.layers} layers of width {args.width}, {args.length} tokens on {world} ranks, {how}")
     if not torchrun:
         with ProcessWorld(world, threads_per_rank=max(1, (os.cpu_count() or 1) // world)) as ranks:
-            return report(ranks.run(train_all, args, timeout_s=args.timeout)[0], world, args)
+            return report(run_all(ranks, args), world, args)
     dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
     runs = train_all(args)
     first = dist.get_rank() == 0

@@ -71,8 +71,8 @@ def parallelize(  # noqa: PLR0913 - what can be asked for, in one place
     memory_budget: the share of activations that a compiled step may keep.  checkpoint: True keeps only the inputs of
         blocks, compiled or not.  The rest is recomputed, but for what communicates; docs/memory.md says how.
 
-    Raises StrategyError for an unknown strategy, mesh or option.  Calling the result raises InputError, RankMismatchError
-    or UnsupportedModelError, on every rank and before data is exchanged, and RankLostError where a rank is lost in it."""
+    Raises StrategyError for an unknown strategy, mesh or option.  A call raises InputError, RankMismatchError or
+    UnsupportedModelError, on every rank and before data is exchanged, and RankLostError where a rank is lost in it."""
     check_model(model)
     options = options_of(*bind_mesh(strategy_of(strategy), mesh), sequence_dim, inputs, outputs, compile, kernel)
     check_call(example_args, example_kwargs, ("example_args", "example_kwargs"))

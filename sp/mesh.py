@@ -8,6 +8,7 @@ The first axis of two is the outer one, over slow links; ranks along the second 
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import cast
 
@@ -65,6 +66,7 @@ def bind_mesh(strategy: Strategy | None, mesh: Mesh) -> tuple[Strategy | None, s
         return bound, _groups_of(mesh).name if mesh.ndim == 2 else mesh.get_group().group_name
     two, world = _TWO.replace("{device}", "cpu"), dist.group.WORLD if mesh is None and dist.is_initialized() else mesh
     if world is None:  # no process group at all
+        _warn_if_launched()
         return None if strategy is None else strategy.on((1,) * len(strategy.axes)), ""
     if isinstance(world, MeshGroups):
         bound = place(strategy, world.shape, _ONE, two)
@@ -75,6 +77,16 @@ def bind_mesh(strategy: Strategy | None, mesh: Mesh) -> tuple[Strategy | None, s
         find_world(_name(world))  # alive
         return place(strategy, (world.size(),), _ONE, two), world.group_name
     raise StrategyError(f"mesh is a {type(world).__name__}", needed="a DeviceMesh, process groups or None")
+
+
+def _warn_if_launched() -> None:
+    """A world of one is how to try a script; under torchrun it is a forgotten line."""
+    if dist.is_torchelastic_launched():
+        warnings.warn(
+            "torchrun has started this process, but there is no process group: each process runs the whole sequence. "
+            "Call torch.distributed.init_process_group() before sp",
+            stacklevel=4,
+        )
 
 
 def _groups_of(mesh: DeviceMesh) -> MeshGroups:

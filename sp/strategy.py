@@ -61,6 +61,8 @@ def find_strategy(name: str) -> Strategy:
     """The strategy called `name`; `striped:64` is `striped` with stripes of 64 tokens, so is any over that layout.
 
     StrategyError lists the known ones."""
+    if not isinstance(name, str):
+        raise StrategyError(f"the strategy is a {type(name).__name__}", needed="its name, as 'striped'")
     base, wide, block = name.partition(":")
     if base not in STRATEGIES:
         known = ", ".join(sorted(STRATEGIES))

@@ -181,3 +181,10 @@ def test_device_meshes(name: str, world4: ProcessWorld) -> None:
         assert "the mesh has 1 axis: (4,)" in one
         assert "(2, 2)" in one
         assert "the mesh has 3 axes" in three
+
+
+def test_torchrun_without_a_process_group_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    with pytest.warns(UserWarning, match="no process group: each process runs the whole sequence") as caught:
+        sp.parallelize(Llama(LlamaConfig(layers=1)))
+    assert caught[0].filename == __file__, "the warning names the user's line"

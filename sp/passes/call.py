@@ -50,7 +50,7 @@ class Call:
                 raise InputError(
                     f"argument {name!r} holds a {type(leaf).__name__}",
                     needed="tensors, numbers, strings, or containers of them that torch's pytree knows",
-                    remedy="register its class with torch.utils._pytree.register_pytree_node, or do not pass it",
+                    remedy="make a tensor of it, register its class with torch.utils._pytree, or do not pass it",
                 )
             if isinstance(leaf, torch.Tensor) and (unusual := _unusual(leaf)):
                 raise InputError(f"argument {name!r} is a {unusual} tensor", needed="a dense one")

@@ -109,10 +109,13 @@ def sequence_lengths(
     if past is not None:
         return (past,)
     lengths = [tensor.shape[dim] for tensor, its in zip(tensors, dims, strict=True) for dim in its]
+    if not tensors:
+        raise InputError("the call passes no tensor", needed="one that holds a sequence, such as [batch, sequence]")
     if not lengths:
         raise InputError(
-            f"no input has a sequence dim: {shapes(call, tensors) or 'there is no tensor among them'}",
-            remedy="pass sequence_dim={'input_ids': 1, …} naming the inputs that hold the sequence",
+            f"no input has a sequence dim: {shapes(call, tensors)}",
+            needed="for example [batch, sequence]",
+            remedy=f"add the batch, or say in which dim the sequence is: sequence_dim={{{call.names[0]!r}: 0, …}}",
         )
     return tuple(dict.fromkeys(lengths))
 

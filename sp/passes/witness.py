@@ -167,7 +167,8 @@ class _State:
                 f"{path or type(self.module).__name__}.{shown}",
                 self._line(shown),
                 "forward changes it, and a graph would keep what it was at the first call",
-                "pass it in and return it, or keep it out of forward",
+                "pass it in and return it, or keep it out of forward; if a first call alone does it, call the plain "
+                "model once before",
             )
 
     def _same(self, name: str) -> bool:
