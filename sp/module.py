@@ -26,6 +26,7 @@ from sp.request import Lengths, Request
 from sp.runtime.agreement import Statement, check_agreement, checksum, draw_seed, exchange_statements
 from sp.runtime.shards import BoundLayout
 from sp.runtime.world import World, find_world
+from sp.shelf import take
 from sp.show import Report
 from sp.validation import check_call
 
@@ -155,14 +156,14 @@ class ParallelModule(Facade):
         try:
             executable = self._executable(request, lengths)
             if executable.agreed:
-                return executable
+                return take(self.executables, executable)
             statement = Statement(program=executable.program.digest())
         except SpError as error:
             failure, statement = error, Statement(error=str(error))
         self._exchange(world, statement, failure)
         assert executable is not None
         executable.agreed = True
-        return executable
+        return take(self.executables, executable)
 
     def _exchange(self, world: World, statement: Statement, failure: SpError | None) -> list[Statement]:
         statements = exchange_statements(world, statement, self._parameter_device())
