@@ -47,6 +47,7 @@ def dry_run(program: Program, sizes: Sizes) -> dict[fx.Node, Weight]:
     scale = _Scale(program, sizes)
     with torch.autograd.graph.saved_tensors_hooks(scale.keep, lambda kept: kept):
         scale.run(*scale.inputs())
+    scale.env.clear()  # outputs hold `keep`, by their graph in C++, and it holds them: nobody would find that circle
     return scale.weights
 
 
