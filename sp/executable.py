@@ -44,8 +44,7 @@ class Executable:
     """captured, program: before and after the passes.  run: the bound graph, compiled if so asked.
     estimates: what the strategy was chosen by, if it was.
     sync_gradients: whether backward sums them over the ranks.  calls: how often it ran.  agreed: whether all ranks were
-    seen to hold the same program.  used: when it was last called, see `shelf`.  shared, state: those of the request that
-    it was captured for."""
+    seen to hold the same program.  used: when it was last called, see `shelf`.  shared, state: those of the request."""
 
     key: str
     captured: Program

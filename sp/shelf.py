@@ -2,9 +2,9 @@
 
     kept    A ran at call 7, B at call 9, C at call 4; now D is captured      →      A, B, D
 
-A rank that lacks a capture says so to the others before it runs, see `ParallelModule`; so all must drop the same.  They
-do: dropped are captures that all have agreed on, by the order of calls, which is the same everywhere.  What was captured
-and never agreed on is dropped by itself: to capture it again, or not to have it, is all the same to the others.
+A rank that lacks a capture says so to the others before it runs, see `ParallelModule`; so all must drop the same.
+They do: dropped are captures that all have agreed on, by the order of calls, which is the same everywhere.  What was
+captured and never agreed on is dropped by itself: to capture it again, or not to have it, is all the same to others.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def take(executables: list[Executable], one: Executable, keep: int = KEPT) -> Ex
         _drop(executables, each)
     if agreed[:-keep]:
         warnings.warn(
-            f"a model keeps {keep} captures, and has dropped the one that was not called for longest: where it is called"
-            " in more ways than that by turns, each turn captures it anew",
+            f"a model keeps {keep} captures, and has dropped the one that was not called for longest: where it is"
+            " called in more ways than that by turns, each turn captures it anew",
             stacklevel=2,
         )
     return one

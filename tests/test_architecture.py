@@ -69,7 +69,7 @@ ARROWS = {
         "torch sympy",
     ),
     "captures": ("executable granted", "torch"),
-    "shelf": ("executable", ""),
+    "shelf": ("executable", "torch"),
     "validation": (f"{FACTS} fsdp program show.words runtime.world passes testing options request executable", "torch"),
     "fitting": (f"{FACTS} options request runtime.shards runtime.world", "torch"),
     "module": (
@@ -81,7 +81,7 @@ ARROWS = {
     "tracing": ("mesh runtime.comm runtime.world", "torch"),
     "cli": ("api errors strategy costs show models testing validation", "torch click transformers"),
     "chain": ("api errors mesh passes.input_dims", "torch"),
-    "data": ("errors mesh module runtime.shards runtime.world", "torch"),
+    "data": ("errors mesh module runtime.comm runtime.host runtime.shards runtime.world", "torch"),
     "wiring": ("api errors module passes.output_forms runtime", "torch"),
     "frameworks": ("data errors module runtime.world", "torch accelerate"),
     "": (

@@ -36,7 +36,8 @@ def _try(target: Target, count: int, seed: int, lines: list[int] | None, log: Pa
     mutants = [mutant for mutant in mutants_of(path.read_text()) if not lines or mutant.line in lines]
     drawn = random.Random(seed).sample(mutants, min(count, len(mutants)))
     trials = Trials(path, sorted(drawn, key=lambda mutant: mutant.line), log)
-    options = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "-q", "--no-header", "--no-summary", "--capture=no"]
+    options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options += ["--no-header", "--no-summary", "--capture=no"]
     code = pytest.main([*options, *target.tests], plugins=[trials])
     assert code == 0, f"pytest ended with {code}, see {log}"
     killed, seconds = len(drawn) - len(trials.alive), time.monotonic() - start

@@ -85,7 +85,7 @@ def _below(node: ast.AST, fields: Sequence[str] = ()) -> Iterator[ast.AST]:
                 yield from _below(child, fields)
 
 
-def _changes(node: ast.expr | ast.stmt) -> list[Callable[[Any], Any]]:
+def _changes(node: ast.expr | ast.stmt) -> list[Callable[[Any], Any]]:  # noqa: C901 (a table)
     """What may be done to a node; each takes it and gives what stands in its place."""
     match node:
         case ast.Compare(ops=ops):
@@ -118,7 +118,8 @@ def _changes(node: ast.expr | ast.stmt) -> list[Callable[[Any], Any]]:
 
 def _can_go(node: ast.expr | ast.stmt) -> bool:
     """A statement whose loss breaks nothing else: what it does to others is gone."""
-    stored = isinstance(node, ast.Assign) and not any(isinstance(target, ast.Name | ast.Tuple) for target in node.targets)
+    names = ast.Name | ast.Tuple
+    stored = isinstance(node, ast.Assign) and not any(isinstance(target, names) for target in node.targets)
     called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     return stored or called or isinstance(node, _DROPPED)
 

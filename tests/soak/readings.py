@@ -17,8 +17,9 @@ import sp
 
 @dataclass(frozen=True)
 class Reading:
-    """rss: bytes.  groups: entries of torch's tables of process groups.  captures: that the model keeps.  plans: entries
-    of sp's caches.  objects: that the garbage collector knows, after it has run.  profiling: whether a profiler is on."""
+    """rss: bytes.  groups: entries of torch's tables of process groups.  captures: that the model keeps.  plans:
+    entries of sp's caches.  objects: that the garbage collector knows, after it has run.  profiling: whether a profiler
+    is on."""
 
     step: int
     rss: int

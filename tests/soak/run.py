@@ -1,8 +1,8 @@
 """`python -m tests.soak.run`: long runs, and what the process holds every so many steps.
 
-    python -m tests.soak.run --steps 10000 --recaptures 100               two processes
-    python -m tests.soak.run --steps 10000 --recaptures 100 --threads     two threads of this process
-    python -m tests.soak.run --steps 4500 --recaptures 0 --fresh          each step of a new length
+python -m tests.soak.run --steps 10000 --recaptures 100               two processes
+python -m tests.soak.run --steps 10000 --recaptures 100 --threads     two threads of this process
+python -m tests.soak.run --steps 4500 --recaptures 0 --fresh          each step of a new length
 """
 
 import argparse
@@ -31,10 +31,15 @@ def main() -> None:
     given = parser.parse_args()
     job = Job(given.steps, given.recaptures, given.every, given.compiled, given.fresh, given.strategy)
     start = time.monotonic()
-    ranks = run_threads(job, given.world) if given.threads else run_processes(given.world, soak_process, job, timeout_s=86_400)
+    run = run_threads if given.threads else run_in_processes
+    ranks = run(job, given.world)
     print(f"{job}, {given.world} {'threads' if given.threads else 'processes'}, {time.monotonic() - start:.0f} s")
     print(table(ranks[0]))
     print(f"RSS over the second half: {', '.join(f'{slope(rank):+,.0f}' for rank in ranks)} bytes a step")
+
+
+def run_in_processes(job: Job, world: int) -> list[list[Reading]]:
+    return run_processes(world, soak_process, job, timeout_s=86_400)
 
 
 def run_threads(job: Job, world: int) -> list[list[Reading]]:
@@ -46,11 +51,9 @@ def run_threads(job: Job, world: int) -> list[list[Reading]]:
 
 
 def table(readings: Sequence[Reading]) -> str:
-    rows = [
-        (each.step, f"{each.rss / 2**20:.1f}", each.fds, each.threads, each.groups, each.captures, each.plans, each.objects)
-        for each in readings
-    ]
-    return tabulate(rows, ("step", "RSS MiB", "fds", "threads", "groups", "captures", "plans", "objects"), "pipe")
+    names = ("step", "fds", "threads", "groups", "captures", "plans", "objects")
+    rows = [(f"{each.rss / 2**20:.1f}", *(getattr(each, name) for name in names)) for each in readings]
+    return tabulate(rows, ("RSS MiB", *names), "pipe")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,6 @@ def test_a_deleted_model_frees_all_that_it_had(compiled: bool | dict[str, object
         return [weakref.ref(thing) for thing in (model, parallel, model.head.weight, executable, group, *graphs)]
 
     ranks = run_ranks(2, rank)
-    del models
     gc.collect()
     for refs in ranks:
         assert [type(thing).__name__ for ref in refs if (thing := ref()) is not None] == []
