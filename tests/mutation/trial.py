@@ -46,11 +46,13 @@ class Trials:
         self.tests = len(session.items)
         limit = self._order(session)
         functions, caches = [*_functions(self.path)], [*_caches()]
+        assert functions, f"no test imports {self.path}"
         gc.freeze()  # what is there already is not copied into each fork
         for mutant in self.mutants:
             codes = dict(_codes(compile(mutant.tree, str(self.path), "exec", dont_inherit=True)))
             if self._fork(session, lambda codes=codes: _plant(functions, caches, codes), limit) == ALIVE:
                 self.alive.append(mutant)
+        gc.unfreeze()  # or the next file would find no functions
         return True
 
     def _order(self, session: pytest.Session) -> int:

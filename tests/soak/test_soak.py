@@ -86,17 +86,17 @@ def test_estimates_leave_no_trace_in_torch() -> None:
 
 @pytest.mark.parametrize("compiled", [False, {"backend": "eager"}], ids=["plain", "compiled"])
 def test_a_deleted_model_frees_all_that_it_had(compiled: bool | dict[str, object]) -> None:
-    models = iter([tiny(), tiny()])
+    models = [tiny(), tiny()]
 
     def rank(group: dist.ProcessGroup) -> list[weakref.ref[object]]:
-        model = next(models)
+        model = models.pop()
         parallel = sp.parallelize(model, mesh=group, compile=compiled)
         parallel(IDS, labels=IDS).loss.backward()
         (executable,) = parallel.executables
         graphs = (executable.captured.graph_module, executable.program.graph_module, executable.bound)
         return [weakref.ref(thing) for thing in (model, parallel, model.head.weight, executable, group, *graphs)]
 
-    ranks = run_ranks(2, rank)
+    ranks = run_ranks(2, rank, timeout_s=250)
     gc.collect()
     for refs in ranks:
         assert [type(thing).__name__ for ref in refs if (thing := ref()) is not None] == []
