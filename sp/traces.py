@@ -1,6 +1,6 @@
 """What tracing leaves behind in torch's own tables, taken away; nothing else would.
 
-* Caches of `ShapeEnv` hold the symbols of the latest hundred traces, and by them fake tensors: megabytes each.
+* Caches of `ShapeEnv` hold the symbols of the latest hundred traces, and so their fake tensors: megabytes.
 * `torch.fx` keeps the text of every graph for which it ever wrote code, for tracebacks: a hundred kilobytes for a layer.
 """
 
