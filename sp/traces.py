@@ -1,7 +1,7 @@
 """What tracing leaves behind in torch's own tables, taken away; nothing else would.
 
 * Caches of `ShapeEnv` hold the symbols of the latest hundred traces, and so their fake tensors: megabytes.
-* `torch.fx` keeps the text of every graph for which it ever wrote code, for tracebacks: 100 kB for a capture of a layer.
+* `torch.fx` keeps the text of every graph for which it wrote code, for tracebacks: 100 kB for each capture.
 """
 
 from __future__ import annotations
