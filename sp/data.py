@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,6 +20,8 @@ from sp.errors import InputError, StrategyError
 from sp.given import check_kind, check_sequence_dim
 from sp.mesh import Mesh, MeshGroups
 from sp.module import ParallelModule
+from sp.runtime.comm import all_gather
+from sp.runtime.host import backend_of
 from sp.runtime.shards import BoundLayout
 from sp.runtime.world import find_world
 
@@ -102,9 +105,8 @@ def sequence_groups(mine: Sequence[int]) -> list[tuple[int, ...]]:
     StrategyError where they are of different sizes, or do not make up the world."""
     if not dist.is_initialized():
         return [tuple(mine)]
-    said: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(said, list(mine))
-    groups = sorted({tuple(ranks) for ranks in said})
+    said = _said_by_all(mine)
+    groups = sorted(set(said))
     if sum(map(len, groups)) != len(said) or len({len(ranks) for ranks in groups}) > 1:
         raise StrategyError(
             f"the ranks of a sequence are {[list(ranks) for ranks in groups]}",
@@ -112,6 +114,18 @@ def sequence_groups(mine: Sequence[int]) -> list[tuple[int, ...]]:
             remedy="DistributedSampler(dataset, num_replicas, rank), with the numbers of your own streams",
         )
     return groups
+
+
+def _said_by_all(mine: Sequence[int]) -> list[tuple[int, ...]]:
+    """By numbers, and not by `all_gather_object`, which would unpickle what comes from other machines."""
+    group = dist.group.WORLD
+    assert group is not None, "asked for where there is one"
+    world, cpu = find_world(group.group_name), torch.device("cpu")
+    reached = cpu if backend_of(group, cpu) else torch.accelerator.current_accelerator()
+    row = torch.full((world.size,), -1)
+    row[: len(mine)] = torch.tensor(mine)
+    rows = all_gather(world, row.to(reached), [(world.size,)] * world.size)
+    return [tuple(rank for rank in each.tolist() if rank >= 0) for each in rows]
 
 
 def sampler(

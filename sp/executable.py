@@ -34,6 +34,7 @@ from sp.request import Lengths, Request
 from sp.runtime.world import find_world, seat_name
 from sp.slots import Slot, slots_of
 from sp.strategy import STRATEGIES, Strategy
+from sp.traces import Texts, swept
 
 # Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the
 # turn may build several times in it, and run what is built (validation): nobody traces meanwhile.
@@ -45,7 +46,7 @@ class Executable:
     """captured, program: before and after the passes.  run: the bound graph, compiled if so asked.
     estimates: what the strategy was chosen by, if it was.
     sync_gradients: whether backward sums them over the ranks.  calls: how often it ran.  agreed: whether all ranks were
-    seen to hold the same program.  shared, state: those of the request that it was captured for."""
+    seen to hold the same program.  used: when it was last called, see `shelf`.  shared, state: those of the request."""
 
     key: str
     captured: Program
@@ -58,6 +59,7 @@ class Executable:
     estimates: Estimates | None = None
     calls: int = 0
     agreed: bool = False
+    used: int = 0
     slots: list[Slot] = field(default_factory=list[Slot])
     tables: Tables | None = None
     shared: str = ""
@@ -116,7 +118,7 @@ def build(
     _refuse_backward_hooks(model)
     if sharded := sharded_modules(model):
         check_divisors(model, sharded, find_world(options.group).ranks, options.sync_gradients)
-    with _for_tracing(model):
+    with _for_tracing(model) as texts:
         captured, outputs = _captured(model, request, lengths, options)
         prepared, estimates = run_passes(captured, preparation(options.outputs)), None
         if options.strategy is None:
@@ -128,7 +130,7 @@ def build(
         program = marked(run_passes(prepared, passes), options.checkpoint)
         _check_lengths(program, lengths, type(model).__name__)
         outputs = outputs.without({port.name for port in captured.outputs} - {port.name for port in program.outputs})
-        bound = bind(program, seat_name(options.group))
+        texts.owner = bound = bind(program, seat_name(options.group))
         run, slots = _runnable(bound, model, options, sharded)
     made = Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
     return replace(made, shared=request.shared, state=request.state, tables=tables)
@@ -155,7 +157,7 @@ def estimate_call(
     only: Sequence[Strategy] | None,
 ) -> Estimates:
     """What such a call over global `lengths` would take under each strategy, or some.  Nothing is transformed."""
-    with TURN, _as_parameters(model):
+    with TURN, _as_parameters(model), swept():
         captured, _ = _captured(model, request, request.lengths, options)
         prepared = run_passes(captured, preparation(options.outputs))
         _check_lengths(prepared, lengths, type(model).__name__)
@@ -186,10 +188,10 @@ def _check_lengths(program: Program, lengths: Lengths, name: str) -> None:
 
 
 @contextmanager
-def _for_tracing(model: nn.Module) -> Generator[None]:
+def _for_tracing(model: nn.Module) -> Generator[Texts]:
     """This thread's turn, with the model as torch.export takes it, and without what the caller has around the call."""
-    with TURN, _as_parameters(model), stand_ins(model), callers_hooks_aside():
-        yield
+    with TURN, _as_parameters(model), stand_ins(model), callers_hooks_aside(), swept() as texts:
+        yield texts
 
 
 @contextmanager

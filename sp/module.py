@@ -31,6 +31,7 @@ from sp.runtime.agreement import Statement, draw_seed
 from sp.runtime.faults import failing_together
 from sp.runtime.shards import BoundLayout
 from sp.runtime.world import find_world
+from sp.shelf import take
 from sp.show import Report
 from sp.transforms import refuse_transforms
 from sp.validation import check_call
@@ -207,7 +208,7 @@ class ParallelModule(Facade):
         try:
             executable = self._executable(request, lengths)
             if executable.agreed:
-                return executable
+                return take(self.executables, executable)
             executable.check_indices(request)
             text = executable.program.text()
             statement = Statement(program=executable.program.digest())
@@ -216,7 +217,7 @@ class ParallelModule(Facade):
         shake.exchange(statement, failure, lambda _: f"{text}\n{request.state}")
         assert executable is not None
         executable.agreed = True
-        return executable
+        return take(self.executables, executable)
 
     def _executable(self, request: Request, lengths: Lengths) -> Executable:
         for known in self.executables:

@@ -68,11 +68,13 @@ ARROWS = {
     "gradients": ("errors transforms runtime.comm runtime.world", "torch"),
     "slots": ("", "torch"),
     "pieces": ("fsdp passes.pieces", "torch"),
+    "traces": ("", "torch"),
     "executable": (
-        f"{FACTS} caches choice costs divisors fsdp program passes pieces options request runtime.world slots",
+        (f"{FACTS} caches choice costs divisors fsdp program passes pieces options request runtime.world slots traces"),
         "torch sympy",
     ),
     "captures": ("executable granted runtime.tally", "torch"),
+    "shelf": ("executable", "torch"),
     "validation": (f"{FACTS} fsdp program show.words runtime.world passes testing options request executable", "torch"),
     "gate": ("errors runtime.world", "torch"),
     "values": ("errors runtime.checksums", "torch"),
@@ -80,7 +82,7 @@ ARROWS = {
     "fitting": (f"{FACTS} options request runtime.shards runtime.world", "torch"),
     "module": (
         (
-            f"{FACTS} {CALLS} captures facade gate generation gradients handshake program show runtime passes"
+            f"{FACTS} {CALLS} captures facade gate generation gradients handshake program shelf show runtime passes"
             " transforms validation values"
         ),
         "torch",
@@ -93,7 +95,7 @@ ARROWS = {
     "counting": ("mesh module runtime.tally runtime.world show.words", "torch"),
     "cli": ("api errors strategy costs show models testing validation", "torch click transformers"),
     "chain": ("api errors given mesh passes.input_dims", "torch"),
-    "data": ("errors given mesh module runtime.shards runtime.world", "torch"),
+    "data": ("errors given mesh module runtime.comm runtime.host runtime.shards runtime.world", "torch"),
     "wiring": ("api errors given module passes.output_forms runtime", "torch"),
     "frameworks": ("data errors module runtime.world", "torch accelerate"),
     "": (

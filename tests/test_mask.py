@@ -69,3 +69,8 @@ def test_pairs_are_counted(band: Band) -> None:
     for start, stride, length, keys in product((0, 1, 5), (1, 2, 5), (0, 1, 4), (0, 1, 3, 9)):
         queries = Run(start, stride, length)
         assert band.pairs(queries, keys) == sum(band.visible(i, j) for i in queries.positions for j in range(keys))
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_an_empty_band_shows_nothing_anywhere(band: Band) -> None:
+    assert band.is_empty == (not any(band.visible(20, j) for j in range(41)))

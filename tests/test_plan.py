@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sp.layout import LAYOUTS, Layout, Run
+from sp.layout import LAYOUTS, WHOLE, Layout, Run
 from sp.mask import CAUSAL, FULL, Band
-from sp.plan import Plan, Step, Tile, count_steps, make_plan
+from sp.plan import Plan, Step, Tile, count_steps, make_local_plan, make_plan, plan_of
 
 MASKS = [
     *(FULL, CAUSAL, Band(0, 0), Band(3, 0), Band(2, 3)),
@@ -497,3 +497,24 @@ def test_right_formula_passes() -> None:
 @pytest.mark.parametrize("formula", WRONG.values(), ids=WRONG)
 def test_wrong_formula_is_found(formula: Formula) -> None:
     assert any(wrong_pairs(plan_by(formula, *config)) for config in SMALL)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_queries_that_every_rank_has_meet_its_own_keys(layout: str) -> None:
+    """One step, one full tile; one rank of all accounts for them."""
+    for world, keys in ((1, 4), (3, 2), (3, 7)):
+        for rank in range(world):
+            plan = make_local_plan(layout, FULL, 5, world, rank, keys)
+            local = LAYOUTS[layout].local_length(keys, rank, world)
+            assert plan.steps == (Step(rank, (Tile(0, 5, 0, local),) if local else ()),)
+            assert (plan.local, plan.area, count_steps(plan)) == ((5, local), 5 * local, 1)
+            assert plan.counts_queries == (rank == 0)
+            assert plan.queries is WHOLE
+    assert all(plan.counts_queries for plan in plans(layout, CAUSAL, 9, 3)), "each has its own"
+
+
+def test_queries_that_every_rank_has_know_no_positions() -> None:
+    with pytest.raises(AssertionError, match="causal compares positions of two sequences, the queries have none"):
+        make_local_plan("striped", CAUSAL, 5, 2, 0, 8)
+    with pytest.raises(AssertionError, match="no rank has of its own"):
+        plan_of(make_local_plan("striped", FULL, 5, 2, 0, 8), 1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ def _make(reference: str, settings: dict[str, Any]) -> Any:
     if reference.startswith("hf:"):
         return _transformers(reference.removeprefix("hf:"), settings)
     if reference.endswith(".json"):
-        facts = json.loads(Path(reference).read_text())
+        facts = _inert(json.loads(Path(reference).read_text()))
         return _transformers(facts.pop("model_type", ""), settings, facts)
     target = _find(reference)
     if isinstance(target, nn.Module | tuple):
@@ -115,7 +115,14 @@ def _transformers(kind: str, settings: Settings, facts: Settings | None = None) 
         raise _wrong(f"hf:{kind}", f"cannot be configured: it has no {', '.join(unknown)}")
     config = AutoConfig.for_model(kind, **{**(facts or {}), **settings})
     causal = type(config) in AutoModelForCausalLM._model_mapping
-    return (AutoModelForCausalLM if causal else AutoModel).from_config(config)
+    return (AutoModelForCausalLM if causal else AutoModel).from_config(config, trust_remote_code=False)
+
+
+def _inert(facts: Settings) -> dict[str, Any]:
+    """A configuration as numbers and words: without what would have transformers fetch code that others wrote, classes
+    of a repository and kernels from a hub."""
+    kept = {name: each for name, each in facts.items() if name != "auto_map" and "implementation" not in name}
+    return {name: _inert(cast(Settings, each)) if isinstance(each, dict) else each for name, each in kept.items()}
 
 
 def _find(reference: str) -> Any:

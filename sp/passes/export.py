@@ -20,6 +20,7 @@ from torch.fx.traceback import preserve_node_meta
 from sp.errors import UnsupportedModelError
 from sp.passes.fixing import fixing_line
 from sp.passes.input_dims import Stretch
+from sp.passes.release import released
 
 _ATTEMPTS = 6
 _ADVICE = {
@@ -128,12 +129,14 @@ def _export(
 
 
 def _trace(flat: nn.Module, inputs: Sequence[torch.Tensor], shapes: object, asserting: bool) -> ExportedProgram:
-    return torch.export.export(
-        flat,
-        tuple(inputs),
-        dynamic_shapes=cast(Any, shapes),
-        strict=False,
-        prefer_deferred_runtime_asserts_over_guards=asserting,
+    return released(
+        lambda: torch.export.export(
+            flat,
+            tuple(inputs),
+            dynamic_shapes=cast(Any, shapes),
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=asserting,
+        )
     )
 
 

@@ -45,9 +45,33 @@ def dry_run(program: Program, sizes: Sizes) -> dict[fx.Node, Weight]:
 
     Attention that `sp` runs has no flops here, and keeps what it keeps.  Nothing is kept where gradients are off."""
     scale = _Scale(program, sizes)
-    with torch.autograd.graph.saved_tensors_hooks(scale.keep, lambda kept: kept):
+    with torch.autograd.graph.saved_tensors_hooks(scale.kept.keep, lambda kept: kept):
         scale.run(*scale.inputs())
+    scale.kept.known.clear()
     return scale.weights
+
+
+class _Kept:
+    """What autograd keeps.  It knows no graph: autograd's own, in C++, may hold it for good.
+
+    bytes: of all storages so far.  known: storages that are there anyway, or are kept already; held, so that no other
+    takes the place of one."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.known: dict[int, Any] = {}
+
+    def keep(self, saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage._cdata not in self.known:
+            self.known[storage._cdata] = storage
+            self.bytes += storage.nbytes()
+        return saved
+
+    def there(self, value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        self.known[storage._cdata] = storage
+        return value
 
 
 class _Scale(fx.Interpreter):
@@ -59,36 +83,22 @@ class _Scale(fx.Interpreter):
         self.sizes, self.mode = sizes, FakeTensorMode()
         self.weights: dict[fx.Node, Weight] = {}
         self.counter = _Products()
-        self.kept = 0
-        # Storages that are there anyway, or are kept already; held, so that no other takes the place of one.
-        self.known: dict[int, Any] = {}
+        self.kept = _Kept()
 
     def inputs(self) -> list[Any]:
         return [self._filled(node) for node in self.placeholders]
 
     def run_node(self, n: fx.Node) -> Any:
-        flops, kept = self.counter.flops, self.kept
+        flops, kept = self.counter.flops, self.kept.bytes
         with self.mode, self.counter:
             result = super().run_node(n)
-        self.weights[n] = Weight(0 if op_name(n) == ATTENTION else self.counter.flops - flops, self.kept - kept)
+        self.weights[n] = Weight(0 if op_name(n) == ATTENTION else self.counter.flops - flops, self.kept.bytes - kept)
         return result
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Parameters and buffers as fake tensors; each is the same whenever it is read."""
         value = self.fetch_attr(target)
-        return self._there(self.mode.from_tensor(value, static_shapes=True)) if isinstance(value, Tensor) else value
-
-    def keep(self, saved: Tensor) -> Tensor:
-        storage = saved.untyped_storage()
-        if storage._cdata not in self.known:
-            self.known[storage._cdata] = storage
-            self.kept += storage.nbytes()
-        return saved
-
-    def _there(self, value: Tensor) -> Tensor:
-        storage = value.untyped_storage()
-        self.known[storage._cdata] = storage
-        return value
+        return self.kept.there(self.mode.from_tensor(value, static_shapes=True)) if isinstance(value, Tensor) else value
 
     def _filled(self, node: fx.Node) -> Any:
         like = tensor(node)
@@ -97,7 +107,7 @@ class _Scale(fx.Interpreter):
         with self.mode:
             shape = [concrete(size, self.sizes) for size in like.shape]
             made = torch.empty(shape, dtype=like.dtype, device=like.device, requires_grad=like.requires_grad)
-        return self._there(made)
+        return self.kept.there(made)
 
 
 class _Products(TorchDispatchMode):

@@ -163,3 +163,25 @@ def test_the_compiled_merge_runs_inside_of_an_operator(monkeypatch: pytest.Monke
     out = torch.compile(lambda x: operator(x) + 1, fullgraph=True)(torch.ones((), dtype=torch.float64))
     torch.testing.assert_close(out, written_out(parts)[0] + 1, rtol=1e-14, atol=1e-14)
     assert seen
+
+
+@pytest.mark.parametrize(("q0", "q1"), [(0, 2), (0, 3), (1, 5)])
+def test_a_first_part_of_some_rows_touches_no_others(q0: int, q1: int) -> None:
+    """As many rows as there are heads, or values to a head; and all but the first."""
+    q, out = torch.zeros(1, 2, 5, 3), torch.ones(1, 2, q1 - q0, 3)
+    total = Accumulator(q, 3)
+    total.merge(q0, q1, out, torch.zeros(1, 2, q1 - q0))
+    found, lse = total.finish()
+    touched = torch.tensor([q0 <= row < q1 for row in range(5)])
+    assert torch.equal(found, touched[:, None].expand(1, 2, 5, 3).float())
+    assert torch.equal(lse == 0, touched.expand(1, 2, 5))
+
+
+def test_a_row_that_no_part_has_touched_stays_zero() -> None:
+    """Whatever a part holds where it has seen nothing."""
+    total = Accumulator(torch.zeros(1, 1, 2, 3), 3)
+    for _ in range(2):
+        total.merge(0, 1, torch.full((1, 1, 1, 3), 7.0), torch.full((1, 1, 1), -torch.inf))
+    out, lse = total.finish()
+    assert torch.equal(out, torch.zeros(1, 1, 2, 3))
+    assert bool((lse == -torch.inf).all())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import sp
 from sp.models import Llama, LlamaConfig
@@ -174,3 +175,31 @@ def test_a_picture_opens_by_itself(chromium: Any, page: Path) -> None:
     chromium.get(page.with_name("plan.svg").as_uri())
     assert len(all_of(chromium, "polygon")) > 30
     assert chromium.get_log("browser") == []
+
+
+class Hostile(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(
+            {f"</script><script>{SIGN}</script><img src=x onerror={SIGN}>'&": nn.Embedding(9, 8)}
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        (part,) = self.parts.values()
+        return part(ids).relu()
+
+
+SIGN = "hacked=1"
+
+
+def test_names_are_no_code(chromium: Any, tmp_path: Path) -> None:
+    """They are there to be read."""
+    report = sp.inspect(Hostile(), (torch.zeros(1, 16, dtype=torch.long),), world_size=2)
+    path = tmp_path / "page.html"
+    report.to_html(path)
+    chromium.get(path.as_uri())
+    assert chromium.execute_script("return window.hacked") is None
+    assert SIGN in one(chromium, "body").text
+    assert not all_of(chromium, "img")
+    assert len(all_of(chromium, "script")) == 2
+    assert chromium.get_log("browser") == [], "nothing was so much as tried, for the policy to refuse"
