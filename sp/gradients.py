@@ -42,7 +42,7 @@ def watch_sums(output: Any, in_backward: Callable[[], bool]) -> None:
     in_backward: whether it is backward that sums, now."""
     made = in_backward()
 
-    def check(gradient: Tensor) -> None:
+    def check(gradient: Tensor | None) -> None:
         refuse_batched_gradient(gradient)
         if in_backward() != made:
             here, there = ("inside", "outside") if made else ("outside", "inside")

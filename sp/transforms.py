@@ -42,9 +42,9 @@ def refuse_transforms(values: Iterable[Any]) -> None:
         )
 
 
-def refuse_batched_gradient(gradient: Tensor) -> None:
-    """SpError, in backward, where it is run for a batch of gradients at once."""
-    if "Batched" in str(torch._C._dispatch_keys(gradient)):  # of torch's vmap or of the one before, which autograd uses
+def refuse_batched_gradient(gradient: Tensor | None) -> None:
+    """SpError, in backward, where it is run for a batch of gradients at once.  None is a gradient of zeros."""
+    if gradient is not None and "Batched" in str(torch._C._dispatch_keys(gradient)):  # of torch's vmap or of the one before, which autograd uses
         raise SpError(
             "backward of a parallelized model is run for a batch of gradients at once",
             needed="one gradient: ranks talk during backward",

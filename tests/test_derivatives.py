@@ -80,12 +80,13 @@ class OneAttention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
-def test_gradcheck_of_a_parallelized_attention() -> None:
+@pytest.mark.parametrize("strategy", ["striped", "ulysses"])
+def test_gradcheck_of_a_parallelized_attention(strategy: str) -> None:
     x, models = torch.randn(1, 3, 4, dtype=torch.float64), [OneAttention() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
 
     def rank(group: dist.ProcessGroup) -> bool:
-        parallel = sp.parallelize(models[group.rank()], mesh=group, compile=False)
+        parallel = sp.parallelize(models[group.rank()], strategy, mesh=group, compile=False)
         leaves = [leaf.detach().clone().requires_grad_() for leaf in (x, models[0].qkv.weight)]
         return torch.autograd.gradcheck(
             lambda given, weight: functional_call(parallel, {"qkv.weight": weight}, (given,)), leaves

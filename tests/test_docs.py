@@ -1,4 +1,4 @@
-"""The code of docs/*.md runs, in order, and prints what the pages show."""
+"""The code of docs/**/*.md runs, in order, and prints what the pages show."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 from sp.passes.rule_book import BOOK
 from tests.documents import ROOT, blocks, missing
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
 
 
 @pytest.fixture(autouse=True)
