@@ -41,13 +41,13 @@ class Counts:
     """What one rank has done since counting began.
 
         >>> def step(group):
-        ...     linear = sp.parallelize(nn.Linear(4, 4), mesh=group, compile=False)
-        ...     with sp.count(linear) as meter:
-        ...         linear(torch.ones(1, 8, 4))
+        ...     norm = sp.parallelize(nn.LayerNorm(4), mesh=group, compile=False)
+        ...     with sp.count(norm) as meter:
+        ...         norm(torch.ones(1, 8, 4))
         ...     return meter.counts
         >>> counts, other = sp.testing.run_ranks(2, step)
-        >>> counts.messages, counts.sent, counts.received  # two statements of 2,048 bytes, and 4 tokens of the output
-        (3, 4160, 4160)
+        >>> counts.messages, counts.sent, counts.received  # three statements of 2,048 bytes, and 4 tokens of the output
+        (4, 6208, 6208)
         >>> counts.as_dict()["captures"]
         1
 

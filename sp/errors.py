@@ -71,6 +71,11 @@ class RankLostError(SpError):
     """An exchange between ranks did not come to its end: one of them died, failed or is late.
 
     `ranks` holds those to look at, as the whole job calls them.  What the backend said is the `__cause__`.
+
+    >>> try:
+    ...     loss = pmodel(ids, labels=ids).loss
+    ... except sp.RankLostError as error:
+    ...     print("look at", error.ranks, "and go on from the last checkpoint")
     """
 
     def __init__(
@@ -80,7 +85,14 @@ class RankLostError(SpError):
         super().__init__(found, needed=needed, remedy=remedy)
 
     def during(self, what: str) -> RankLostError:
-        """The same, and what the exchange was a part of; outer parts last."""
+        """The same, and what the exchange was a part of; outer parts last.
+
+        >>> error = sp.RankLostError("rank 1 is lost\\n  this rank, 0: waited 0.1 s", ranks=[1])
+        >>> print(error.during("step 7"))
+        rank 1 is lost
+          during: step 7
+          this rank, 0: waited 0.1 s
+        """
         before, mark, after = str(self).rpartition("\n  this rank, ")
         text = f"{before}\n  during: {what}{mark}{after}" if mark else str(self)
         return type(self)(text, ranks=self.ranks)

@@ -14,9 +14,10 @@ from sp.runtime.world import find_world
 def failing_together(mesh: Mesh = None, during: str = "a step") -> Generator[None]:
     """Around a step of training, or a checkpoint: where one rank raises, the others do not wait for their timeout.
 
-        with sp.failing_together():
-            model(ids, labels=ids).loss.backward()
-            optimizer.step()
+        >>> optimizer = torch.optim.SGD(pmodel.parameters(), 1e-3)
+        >>> with sp.failing_together():
+        ...     pmodel(ids, labels=ids).loss.backward()
+        ...     optimizer.step()
 
     Calls of a parallelized model do so by themselves.  Around a step it takes in what is outside of these: backward,
     the loader, what FSDP and checkpoints exchange, whose errors become a RankLostError too.

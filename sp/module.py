@@ -7,13 +7,11 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
 
 from sp.captures import note_call, note_capture
 from sp.errors import SpError, ValidationError
@@ -91,7 +89,7 @@ class ParallelModule(Facade):
 
     @outside_of_graphs
     def _agree_and_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        refuse_transforms(chain(self.parameters(), tree_leaves((args, kwargs))))
+        refuse_transforms(self.parameters(), (args, kwargs))
         world = find_world(self.options.group)
         with self.gate.entered(world) as refusal:
             return self._run(Handshake(world, self._parameter_device()), args, kwargs, refusal)

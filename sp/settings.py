@@ -53,12 +53,10 @@ def shown(value: object, depth: int = _DEEPEST) -> object:
 
 
 def held(value: object, depth: int = _DEEPEST - 1) -> list[tuple[str, object]]:
-    """The attributes of an object that is there for them."""
-    if dataclasses.is_dataclass(value):  # those with slots, too
-        pairs = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    else:
-        pairs = {name: each for name, each in vars(value).items() if name not in _WRITTEN_BY_SAVING}
-    return [(name, settings(name, each, depth)) for name, each in pairs.items()]
+    """The attributes of an object that is there for them; fields in slots, too."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    pairs = {field.name: getattr(value, field.name, None) for field in fields} | getattr(value, "__dict__", {})
+    return [(name, settings(name, each, depth)) for name, each in pairs.items() if name not in _WRITTEN_BY_SAVING]
 
 
 def settings(name: str, value: object, depth: int = _DEEPEST) -> object:

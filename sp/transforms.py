@@ -7,19 +7,20 @@ tangent of forward-mode differentiation would end at the first op that does not 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils._pytree import tree_leaves
 
 from sp.errors import SpError
 
 
-def refuse_transforms(values: Iterable[Any]) -> None:
-    """SpError where a call of a parallelized model is a part of a transform.  values: parameters and arguments.
+def refuse_transforms(parameters: Iterable[Any], arguments: Any) -> None:
+    """SpError where a call of a parallelized model is a part of a transform, or of what is traced.
 
     torch.compile of a module around is no such thing: it leaves the call as it is."""
     if torch._C._are_functorch_transforms_active():
@@ -27,14 +28,16 @@ def refuse_transforms(values: Iterable[Any]) -> None:
             "a parallelized model is called inside of a torch.func transform (grad, vmap, jvp, …)",
             remedy="torch.autograd.grad of torch.func.functional_call(pmodel, …); in place of vmap, a batch",
         )
-    if torch.compiler.is_exporting() or get_proxy_mode() is not None or detect_fake_mode() is not None:
+    if _is_traced():
         raise SpError(
             "a parallelized model is called while a graph is traced (torch.export, make_fx, fake tensors)",
             needed="tensors with contents, which ranks can exchange",
             remedy="sp.inspect, or pmodel.graph_module, for the graph of a rank; export the plain model",
         )
     # The level is asked for first: looking at each parameter on each call would cost more than the rest of this.
-    if getattr(forward_ad, "_current_level", 0) >= 0 and any(map(_has_tangent, values)):
+    if getattr(forward_ad, "_current_level", 0) >= 0 and any(
+        map(_has_tangent, chain(parameters, tree_leaves(arguments)))
+    ):
         raise SpError(
             "a parallelized model is differentiated in forward mode (torch.autograd.forward_ad)",
             needed="reverse mode: what runs over ranks has no other derivatives",
@@ -44,12 +47,20 @@ def refuse_transforms(values: Iterable[Any]) -> None:
 
 def refuse_batched_gradient(gradient: Tensor | None) -> None:
     """SpError, in backward, where it is run for a batch of gradients at once.  None is a gradient of zeros."""
-    if gradient is not None and "Batched" in str(torch._C._dispatch_keys(gradient)):  # of torch's vmap or of the one before, which autograd uses
+    # Of torch's vmap, or of the one before it, which autograd uses.
+    if gradient is not None and "Batched" in str(torch._C._dispatch_keys(gradient)):
         raise SpError(
             "backward of a parallelized model is run for a batch of gradients at once",
             needed="one gradient: ranks talk during backward",
             remedy="call backward for each: without is_grads_batched=True, jacobian(…, vectorize=False)",
         )
+
+
+def _is_traced() -> bool:
+    """By this thread: ranks that are threads trace by turns.  `torch.compiler.is_exporting` and the modes before
+    dispatch are of the whole process."""
+    proxied = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return proxied or detect_fake_mode() is not None
 
 
 def _has_tangent(value: Any) -> bool:

@@ -70,6 +70,7 @@ def test_prompt_and_steps(world: int, strategy: str) -> None:
         assert graphs == 3
 
 
+@pytest.mark.slow
 def test_a_mask_of_old_and_new_tokens() -> None:
     ids, mask = prompt(PROMPT + 2), torch.ones(2, PROMPT + 2, dtype=torch.long)
     mask[0, :4] = 0
@@ -84,6 +85,7 @@ def test_a_mask_of_old_and_new_tokens() -> None:
         torch.testing.assert_close(logits, right, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_local_and_gathered() -> None:
     """A cache is local unless it is asked for by name; whole ones go on as well, on ranks and on one device."""
     ids, plain = prompt(PROMPT + 1), decoder("Llama")
@@ -117,9 +119,9 @@ def test_what_travels_in_a_step(strategy: str, most: int, monkeypatch: pytest.Mo
     move = importlib.import_module("sp.runtime.ops.move")  # the package has the op under this name
     gather, post = partials.all_gather, move.post_exchange
 
-    def counted_gather(world: Any, x: Tensor, shapes: Any) -> list[Tensor]:
+    def counted_gather(world: Any, x: Tensor, shapes: Any, what: str) -> list[Tensor]:
         gathered.append(x.numel() * x.element_size())
-        return gather(world, x, shapes)
+        return gather(world, x, shapes, what)
 
     def counted_post(world: Any, send: Tensor, *rest: Any, **named: Any) -> Any:
         moved.append(send.numel())

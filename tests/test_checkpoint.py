@@ -219,6 +219,7 @@ def test_torchs_partitioner_recomputes_but_repeats_no_attention() -> None:
     check_calls(names, usual)
 
 
+@pytest.mark.slow
 def test_compiled_pieces_recompute_what_is_checkpointed_in_them() -> None:
     """As compile="blocks" has it; one of two blocks of equal code is a checkpoint."""
     models, calls = [llama(), llama()], list[Counter[str]]()

@@ -166,6 +166,7 @@ CIRCUIT = [begin for begin, _ in nx.eulerian_circuit(nx.complete_graph(len(ALL),
 EVERY_PAIR = [ALL[number] for number in (*CIRCUIT, CIRCUIT[0])]  # and to where it began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ways",
     [(PLAIN4, FSDP4, DDP4), pytest.param(EVERY_PAIR, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],

@@ -59,14 +59,14 @@ def test_bytes_are_those_of_the_report(strategy: str, world: int, length: int, k
         (attention,) = report["attentions"]
         assert of_kind(forward, kind)[1] == BATCH * attention["sent_forward"][rank] > 0
         assert of_kind(backward, kind)[1] == BATCH * attention["sent_backward"][rank] > 0
-        # Two statements of the ranks, and the output: rows of the longest part, from each of the others.
+        # Three statements of the ranks (the call, what parameters hold, the program), and the output: rows of the longest part, from each of the others.
         rows = BATCH * max(report["local_lengths"]) * HEADS * SIZE * 8
-        assert of_kind(forward, GATHER) == (3, *[(world - 1) * (2 * STATEMENT_BYTES + rows)] * 2)
+        assert of_kind(forward, GATHER) == (4, *[(world - 1) * (3 * STATEMENT_BYTES + rows)] * 2)
         parameters = 8 * (16 + 1) * 3 * HEADS * SIZE
         _, sent, received = of_kind(backward, SUM)
         assert sent == received == 2 * parameters * (world - 1) // world
         assert forward.sent == of_kind(forward, kind)[1] + of_kind(forward, GATHER)[1]
-        assert forward.messages == 3 + of_kind(forward, kind)[0]
+        assert forward.messages == 4 + of_kind(forward, kind)[0]
         assert forward.waited_s is not None
         assert forward.waited_s > 0
         assert backward.waited_s is None

@@ -78,6 +78,7 @@ def see() -> Seen:
     return Seen(streams, rows, losses, forgot, refused)
 
 
+@pytest.mark.slow
 def test_streams_of_a_mesh(world4: ProcessWorld) -> None:
     seen = world4.run(see)
     for number, one in enumerate(seen):

@@ -59,6 +59,9 @@ def test_to_train_and_apply() -> None:
             self.norm.eval()
             return self
 
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.norm(x))
+
     trunk = Frozen()
     outer = nn.Sequential(sp.parallelize(trunk, compile=False), nn.Linear(4, 4))
     assert outer.eval() is outer

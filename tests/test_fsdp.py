@@ -196,6 +196,7 @@ def counted(checkpoint: bool) -> Counter[str]:
 KERNEL = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
+@pytest.mark.slow
 def test_recomputation_gathers_no_parameter_and_sends_no_key_twice(world4: ProcessWorld) -> None:
     usual, again = (world4.run(counted, checkpoint, timeout_s=300)[0] for checkpoint in (False, True))
     for name in ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "c10d::send", "c10d::recv_", KERNEL):

@@ -50,6 +50,7 @@ def test_left_padded(family: str) -> None:
     check(decoder(family), 2, "striped", **left_padded(prompt(9)), do_sample=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "strategy"), [(1, "striped"), (3, "ring"), pytest.param(3, "zigzag", marks=pytest.mark.slow)]
 )
@@ -57,6 +58,7 @@ def test_other_worlds(world: int, strategy: str) -> None:
     check(decoder("Llama", torch.float32), world, strategy, **left_padded(prompt(8)), do_sample=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["usp", pytest.param("double_ring", marks=pytest.mark.slow)])
 def test_two_axes(strategy: str) -> None:
     """2 x 2: each rank's part of the cache is as the nested layout deals it."""
@@ -143,6 +145,7 @@ def sampled(family: str, seeds: list[int], compiled: bool) -> tuple[Tensor, Tens
     return found, model.generate(**how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_sampled_in_processes(world2: ProcessWorld, compiled: bool) -> None:
     for found, right in world2.run(sampled, "Qwen3", [3, 3], compiled, timeout_s=400):

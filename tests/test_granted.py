@@ -114,6 +114,7 @@ def swap(model: Model) -> None:
 
 
 CHANGES: dict[str, Callable[[Model], object]] = {
+    "other blocks": swap,  # with the tensors that they hold in lists
     "untied": lambda model: setattr(model.head, "weight", parameter(VOCAB, D)),
     "untied by assign": assign,
     "resized": resize,
@@ -140,7 +141,6 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "other dtype": lambda model: (model.float(), setattr(model, "table", torch.ones(D))),
 }
 FOLLOWED: dict[str, Callable[[Model], object]] = {
-    "other blocks": swap,
     "other values": lambda model: [value.data.mul_(1.5) for value in model.parameters()],
     "other parameters": lambda model: setattr(model.blocks[0].qkv, "weight", parameter(3 * D, D)),
     "another buffer": lambda model: setattr(model, "scale", torch.full((D,), 2.0, dtype=torch.float64)),

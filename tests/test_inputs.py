@@ -104,6 +104,7 @@ def test_contiguous_parts(strategy: str, lengths: tuple[int, ...]) -> None:
         assert worst({**found, "hidden": right["hidden"], "logits": right["logits"]}, right) < 1e-11
 
 
+@pytest.mark.slow
 def test_ids_of_any_lengths_need_no_new_capture() -> None:
     torch.manual_seed(0)
     llama = Llama(LlamaConfig(vocab_size=61, layers=2, heads=4, kv_heads=2, width=16)).double()
@@ -135,6 +136,7 @@ def test_ids_of_any_lengths_need_no_new_capture() -> None:
         assert max(worst(one, other) for one, other in zip(found, right, strict=True)) < 1e-11
 
 
+@pytest.mark.slow
 def test_contiguous_parts_on_a_mesh_of_two_axes_and_of_a_strategy_to_choose() -> None:
     model, lengths = made(), (3, 4, 5, 1)
     right = step(model, *inputs(13))

@@ -24,6 +24,7 @@ PAPERS = {
 }
 SITES = {
     "http://www.w3.org/2000/svg",  # the name of a vocabulary, not a page
+    "https://github.com/pytorch/pytorch/issues/135712",
     "https://keepachangelog.com/en/1.1.0/",
     "https://semver.org/spec/v2.0.0.html",
     "https://ui.perfetto.dev",

@@ -170,6 +170,7 @@ def meshes(name: str) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWO_AXES)
 def test_device_meshes(name: str, world4: ProcessWorld) -> None:
     for whole, unnamed, part, order, one, three in world4.run(meshes, name):

@@ -93,6 +93,7 @@ def test_activations_changed_in_place() -> None:
     assert parallel_error(Block(in_place).double(), 3) < 1e-11
 
 
+@pytest.mark.slow
 def test_changed_in_place_and_compiled() -> None:
     assert parallel_error(Block(in_place, shift=bart_shift).double(), compile={"backend": "aot_eager"}) < 1e-11
 

@@ -121,6 +121,7 @@ def test_transformers_four_processes(world4, name, strategy):
     check(world4, name, strategy, 5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", ["striped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("allgather", "ulysses"))]
 )

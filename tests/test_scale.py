@@ -2,6 +2,7 @@
 
 Counted are calls of functions, not seconds: `python -m benchmarks worlds` and `scaling` measure."""
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -57,11 +58,14 @@ def calls(run: Callable[[], object]) -> Counter[str]:
             counts[frame.f_code.co_qualname] += 1
 
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()  # what is freed when is no work of the compiler
     sys.setprofile(count)
     try:
         run()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return counts
 
 

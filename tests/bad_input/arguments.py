@@ -121,7 +121,7 @@ OPTIONS = [
         "UnsupportedModelError: torch.export cannot trace Decoder",
         example_kwargs={"idz": IDS},
     ),
-    made("example_args: None inside", "InputError: no input", example_args=(None,)),
+    made("example_args: None inside", "InputError: the call passes no tensor", example_args=(None,)),
 ]
 SUBJECTS = [
     of("None", f"{S}the model is a NoneType", lambda: None),
@@ -150,7 +150,7 @@ SUBJECTS = [
 ]
 TOOLS = [
     run("inspect: None", f"{S}a NoneType", lambda: sp.inspect(None, (IDS,))),
-    run("inspect: no arguments", "InputError: no input", lambda: sp.inspect(decoder())),
+    run("inspect: no arguments", "InputError: the call passes no tensor", lambda: sp.inspect(decoder())),
     run("inspect: a tensor for arguments", "InputError: args cannot be a Tensor", lambda: sp.inspect(decoder(), IDS)),
     run(
         "inspect: a list for keywords",
@@ -210,7 +210,9 @@ TOOLS = [
         f"{S}there is no machine",
         lambda: sp.estimate(decoder(), 64, 2, "h9000", args=(IDS,)),
     ),
-    run("estimate: no arguments", "InputError: no input", lambda: sp.estimate(decoder(), 64, 2, "h100")),
+    run(
+        "estimate: no arguments", "InputError: the call passes no tensor", lambda: sp.estimate(decoder(), 64, 2, "h100")
+    ),
     run("estimate: no ranks", f"{S}a world of 0 ranks", lambda: sp.estimate(decoder(), 64, 0, "h100", args=(IDS,))),
     run("data.stream: a number", f"{S}mesh is a int", lambda: sp.data.stream(2)),
     run("data.sampler: a name", f"{S}mesh is a str", lambda: sp.data.sampler([1, 2], "sp")),

@@ -212,18 +212,18 @@ STRIDES = [
 ]
 
 OTHERS = [
-    ids("None", lambda: None, "InputError: no input has a sequence dim"),
-    ids("a list", IDS.tolist, "InputError: no input has a sequence dim"),
+    ids("None", lambda: None, "InputError: the call passes no tensor"),
+    ids("a list", IDS.tolist, "InputError: the call passes no tensor"),
     ids("a list of tensors", lambda: [*IDS], "InputError: no input has a sequence dim: ids_0 [12], ids_1 [12]"),
     ids("a tuple of tensors", lambda: (IDS, IDS), "UnsupportedModelError: torch.export cannot trace Decoder"),
     ids("an array of numpy", IDS.numpy, "InputError: argument 'ids' holds a ndarray"),
-    ids("a string", lambda: "to be or not to be", "InputError: no input has a sequence dim"),
-    ids("a number", lambda: 7, "InputError: no input has a sequence dim"),
+    ids("a string", lambda: "to be or not to be", "InputError: the call passes no tensor"),
+    ids("a number", lambda: 7, "InputError: the call passes no tensor"),
     ids("a dict", lambda: {"ids": IDS}, "UnsupportedModelError: torch.export cannot trace Decoder"),
     ids("a set", lambda: {1, 2}, "InputError: argument 'ids' holds a set"),
     ids("a generator", lambda: (x for x in IDS), "InputError: argument 'ids' holds a generator"),
     ids("an iterator of tensors", lambda: iter([IDS]), "InputError: argument 'ids' holds a list_iterator"),
-    ids("a dataclass", lambda: Holder(IDS), "InputError: argument 'ids' holds a Holder"),
+    ids("a dataclass", lambda: Holder(IDS), "UnsupportedModelError: torch.export cannot trace Decoder: TypeError"),
     ids("bytes", lambda: b"123", "InputError: argument 'ids' holds a bytes"),
     ids("a module", lambda: nn.Linear(2, 2), "InputError: argument 'ids' holds a Linear"),
     ids("a storage", IDS.untyped_storage, "InputError: argument 'ids' holds a UntypedStorage"),
@@ -232,7 +232,7 @@ OTHERS = [
     labels("a string", lambda: "labels", "UnsupportedModelError: torch.export cannot trace Decoder"),
     mask("a string", lambda: "causal", "UnsupportedModelError: torch.export cannot trace Decoder"),
     mask("True", lambda: True, "UnsupportedModelError: torch.export cannot trace Decoder"),
-    call("nothing at all", lambda model: model(), "InputError: no input has a sequence dim"),
+    call("nothing at all", lambda model: model(), "InputError: the call passes no tensor"),
     call(
         "labels alone", lambda model: model(labels=LABELS), "UnsupportedModelError: torch.export cannot trace Decoder"
     ),

@@ -110,10 +110,10 @@ def under(context: Any) -> Any:
 
 
 CASES = [
-    lone("None", lambda model: model(None), "InputError: no input"),
-    lone("a list", lambda model: model(IDS.tolist()), "InputError: no input"),
+    lone("None", lambda model: model(None), "InputError: the call passes no tensor"),
+    lone("a list", lambda model: model(IDS.tolist()), "InputError: the call passes no tensor"),
     lone("an object", lambda model: model(IDS, object()), "InputError: argument 'labels' holds a object"),
-    lone("nothing", lambda model: model(), "InputError: no input"),
+    lone("nothing", lambda model: model(), "InputError: the call passes no tensor"),
     lone("one dim", lambda model: model(IDS[0]), "InputError: no input has a sequence dim"),
     lone("one token", lambda model: model(IDS[:, :1]), "InputError: 1 tokens cannot be spread over 3 ranks"),
     lone("a sparse tensor", lambda model: model(IDS.to_sparse()), "InputError: argument 'ids' is a sparse_coo tensor"),

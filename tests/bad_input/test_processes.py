@@ -90,8 +90,10 @@ def test_bad_input_between_proper_calls(world2: ProcessWorld) -> None:
         assert found["fork"].startswith("SpError: a parallelized model is called in a forked process")
         assert "remedy: call it there; in a new process, join a process group" in found["fork"]
         assert found["pickled"] == "nothing was raised"
-    assert one["none"].startswith("RankMismatchError: rank 1 could not take part in this call: no input has a sequence")
-    assert two["none"].startswith("InputError: no input has a sequence dim: there is no tensor among them")
+    assert one["none"].startswith(
+        "RankMismatchError: rank 1 could not take part in this call: the call passes no tensor"
+    )
+    assert two["none"].startswith("InputError: the call passes no tensor")
     assert one["vocabulary"].startswith("RankMismatchError: rank 1 could not take part in this call: embedding: ")
     assert "needed: indices from 0 to 30" in two["vocabulary"]
 
@@ -105,7 +107,7 @@ def test_meshes(world2: ProcessWorld) -> None:
         assert found["three axes for two"].startswith("StrategyError: the mesh has 3 axes")
         assert found["in another order"].startswith("StrategyError: row after row the ranks of the mesh are [1, 0]")
         assert found["an axis that is not there"].startswith("StrategyError: the mesh has the axes ['dp']")
-        assert found["a group that is gone"].startswith("StrategyError: the process group has no name any more")
+        assert found["a group that is gone"].startswith("StrategyError: the process group")
         if rank:
             assert found["without this rank"].startswith("StrategyError: this rank is no part of the mesh")
             assert found["a mesh without this rank"].startswith("StrategyError: this rank is no part of the mesh")

@@ -22,6 +22,7 @@ SLOW = (
     "step",
     "memory",
     "memory_2d",
+    "bytes",
     "long",
     "drift",
     "compile",
@@ -52,6 +53,7 @@ def test_each_benchmark_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFi
         assert f"torch {found['machine']['torch']}" in picture.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_counted_bytes_are_those_of_the_report_and_follow_the_key_heads(tmp_path: Path) -> None:
     main(["bytes", "--out", str(tmp_path), "--world", "2", "--length", "17", "--heads", "8", "--kv-heads", "8", "2"])
     (table,) = json.loads((tmp_path / "bytes.json").read_text())["tables"]

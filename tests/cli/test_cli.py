@@ -172,6 +172,7 @@ def test_plan_weighs_the_strategies() -> None:
     assert [each["strategy"] for each in facts["estimates"]] == ["usp"]
 
 
+@pytest.mark.slow
 def test_bench_times_the_plain_model_first() -> None:
     words = ("--length", "32", "--repeats", "1", "--no-compile", "--strategy", "striped")
     result = run("bench", *LLAMA, *words, "--json")

@@ -59,6 +59,7 @@ SHARDED = ["--steps", "2", "--length", "101", "--layers", "2", "--width", "32"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [[], pytest.param([*TORCHRUN, "4"], marks=pytest.mark.slow)])
 def test_train_sharded_writes_a_checkpoint_that_a_plain_model_reads(launcher):
     done = python(*launcher, "examples/train_sharded.py", *SHARDED)
@@ -67,6 +68,7 @@ def test_train_sharded_writes_a_checkpoint_that_a_plain_model_reads(launcher):
     assert done.stdout.splitlines()[-1].endswith(", the same")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [[], pytest.param([*TORCHRUN, "2"], marks=pytest.mark.slow)])
 def test_long_run_has_equal_losses_on_all_ranks(launcher):
     done = python(*launcher, "examples/long_run.py", "--length", "301", "--width", "32", "--layers", "1")
@@ -111,6 +113,7 @@ def test_hf_llama_equals_the_single_device():
     assert not done.stderr
 
 
+@pytest.mark.slow
 def test_generate_equals_the_single_device():
     pytest.importorskip("transformers")
     done = python("examples/generate.py", "--prompt", "65", "--new", "5")
@@ -149,6 +152,7 @@ def test_batches_are_text_and_the_same_for_the_same_step():
     bytes(first[0].tolist()).decode("utf-8", errors="ignore").encode("ascii", errors="ignore").index(b" ")
 
 
+@pytest.mark.slow
 def test_packed_and_padded_documents_equal_them_one_by_one():
     done = python("examples/packed_documents.py", "--documents", "4", "--longest", "61")
     assert done.returncode == 0, done.stderr

@@ -27,6 +27,7 @@ def steps_of(done: subprocess.CompletedProcess[str]) -> dict[int, tuple[str, ...
     return {int(match[1]): match.groups()[1:] for match in found if match}
 
 
+@pytest.mark.slow
 def test_it_trains_and_saves(tmp_path: Path) -> None:
     assert list(steps_of(titan_loop(1, 2, 2, tmp_path))) == [1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["step-2"]

@@ -208,6 +208,7 @@ def world() -> Iterator[ProcessWorld]:
         yield ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "run", "summed"),
     [

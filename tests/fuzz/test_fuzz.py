@@ -24,7 +24,7 @@ WORLD = World(3, "striped", (2, 0))
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [25, pytest.param(300, marks=pytest.mark.slow)])
 def test_random_programs_are_exact_or_refused(count: int) -> None:
     """The same programs at every run; hypothesis shrinks what fails to the lines that matter."""
     verdicts: list[str] = []

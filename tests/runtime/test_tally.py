@@ -16,7 +16,7 @@ def test_a_sum_is_waited_for_where_only_its_memory_is_known():
         start_sum(world, x)
         assert timed.sums == {x.data_ptr()}
         assert not counted.sums
-        finish_sum(x)
+        finish_sum(world, x)
         close_tally(timed)
         close_tally(counted)
         assert tallies_of(group.group_name) == ()

@@ -198,6 +198,7 @@ def deep_llama() -> Report:
     return sp.inspect(model, (IDS,), {"labels": IDS}, world_size=4)
 
 
+@pytest.mark.slow
 def test_deep_model_fits_on_a_page(deep_llama: Report) -> None:
     assert len(deep_llama.program.graph.nodes) > 1500
     for text in (print_program(deep_llama.captured), deep_llama.graph_table()):

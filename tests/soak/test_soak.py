@@ -41,6 +41,7 @@ def check_level(readings: list[Reading], objects: int) -> None:
     assert last.rss - first.rss < 8 * MIB, shown
 
 
+@pytest.mark.slow
 def test_steps_of_processes(world: ProcessWorld) -> None:
     for readings in world.run(soak_process, Job(steps=300, recaptures=0, every=50), timeout_s=250):
         check_level(readings, objects=5)

@@ -1,5 +1,6 @@
 """Steps of training of a tiny model, of many lengths, whose model and calls change now and then."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 
 import sp
 from sp.models import GPT, GPTConfig
-from sp.models.gpt import MLP
 from tests.soak.readings import Reading
 
 LENGTHS = (8, 13, 16, 21, 24, 29, 31)
@@ -70,7 +70,7 @@ def _value(model: nn.Module, step: int) -> None:
 
 
 def _module(model: nn.Module, step: int) -> None:
-    model.blocks[0].mlp, model.soaked = MLP(model.config), step
+    model.blocks[0].mlp, model.soaked = copy.deepcopy(model.blocks[0].mlp), step  # what is drawn, ranks draw in turn
 
 
 def _mode(model: nn.Module, step: int) -> None:

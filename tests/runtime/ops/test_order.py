@@ -74,7 +74,7 @@ def test_a_cache_on_disk_gives_each_rank_its_own_code() -> None:
 
 
 def test_every_op_is_known_to_communicate_or_not_to() -> None:
-    others = ("shard", "narrow", "widen", "replicate", "promise", "replicate_all", "share", "noise", "peak")
+    others = ("shard", "narrow", "widen", "replicate", "promise", "replicate_all", "share", "noise", "peak", "weigh")
     known = {f"sp::{name}" for name in (*COMMUNICATING, *others)}
     assert known == {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("sp::")}
 
