@@ -35,9 +35,8 @@ def refuse_transforms(parameters: Iterable[Any], arguments: Any) -> None:
             remedy="sp.inspect, or pmodel.graph_module, for the graph of a rank; export the plain model",
         )
     # The level is asked for first: looking at each parameter on each call would cost more than the rest of this.
-    if getattr(forward_ad, "_current_level", 0) >= 0 and any(
-        map(_has_tangent, chain(parameters, tree_leaves(arguments)))
-    ):
+    is_forward = getattr(forward_ad, "_current_level", 0) >= 0
+    if is_forward and any(map(_has_tangent, chain(parameters, tree_leaves(arguments)))):
         raise SpError(
             "a parallelized model is differentiated in forward mode (torch.autograd.forward_ad)",
             needed="reverse mode: what runs over ranks has no other derivatives",

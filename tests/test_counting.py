@@ -59,7 +59,8 @@ def test_bytes_are_those_of_the_report(strategy: str, world: int, length: int, k
         (attention,) = report["attentions"]
         assert of_kind(forward, kind)[1] == BATCH * attention["sent_forward"][rank] > 0
         assert of_kind(backward, kind)[1] == BATCH * attention["sent_backward"][rank] > 0
-        # Three statements of the ranks (the call, what parameters hold, the program), and the output: rows of the longest part, from each of the others.
+        # Three statements of the ranks (the call, what parameters hold, the program), and the output: rows of the
+        # longest part, from each of the others.
         rows = BATCH * max(report["local_lengths"]) * HEADS * SIZE * 8
         assert of_kind(forward, GATHER) == (4, *[(world - 1) * (3 * STATEMENT_BYTES + rows)] * 2)
         parameters = 8 * (16 + 1) * 3 * HEADS * SIZE

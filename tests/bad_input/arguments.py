@@ -210,9 +210,7 @@ TOOLS = [
         f"{S}there is no machine",
         lambda: sp.estimate(decoder(), 64, 2, "h9000", args=(IDS,)),
     ),
-    run(
-        "estimate: no arguments", "InputError: the call passes no tensor", lambda: sp.estimate(decoder(), 64, 2, "h100")
-    ),
+    run("estimate: no arguments", "InputError: the call passes no", lambda: sp.estimate(decoder(), 64, 2, "h100")),
     run("estimate: no ranks", f"{S}a world of 0 ranks", lambda: sp.estimate(decoder(), 64, 0, "h100", args=(IDS,))),
     run("data.stream: a number", f"{S}mesh is a int", lambda: sp.data.stream(2)),
     run("data.sampler: a name", f"{S}mesh is a str", lambda: sp.data.sampler([1, 2], "sp")),
