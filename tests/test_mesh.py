@@ -189,3 +189,15 @@ def test_torchrun_without_a_process_group_is_warned_of(monkeypatch: pytest.Monke
     with pytest.warns(UserWarning, match="no process group: each process runs the whole sequence") as caught:
         sp.parallelize(Llama(LlamaConfig(layers=1)))
     assert caught[0].filename == __file__, "the warning names the user's line"
+
+
+def test_a_group_whose_name_is_gone() -> None:
+    """torch asks the backend for it, which `destroy_process_group` may have taken away."""
+
+    class Gone(dist.ProcessGroup):
+        @property
+        def group_name(self) -> str:
+            raise RuntimeError("no backend")
+
+    with pytest.raises(sp.StrategyError, match="the process group has no name any more\n  needed: one that is alive"):
+        sp.parallelize(torch.nn.Linear(2, 2), mesh=Gone(0, 2))

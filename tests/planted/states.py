@@ -336,7 +336,7 @@ STATES = (
     Planted(straight_through_detach, "exact"),
     *(Planted(way, r"Tensor\.register_hook") for way in (gradient_hook, gradient_clipped_by_hook)),
     Planted(forward_hook, r"aten\.mean", double_the_output),
-    Planted(backward_hook, "'part' of the model has a backward hook", double_the_gradient),
+    Planted(backward_hook, "'part' of the model has a backward hook", double_the_gradient, placed=False),
     Planted(gradient_inside, rf"aten\.|{PYTHON}"),
     Planted(functional_gradient, "lifted_tensor", placed=False),
     *(Planted(way, "wrap_with_set_grad_enabled") for way in (no_grad_region, detached_half, weight_replaced)),
