@@ -72,7 +72,7 @@ def test_a_world_of_two_axes_is_found_by_name() -> None:
         seat = seat_name(mesh.name)
         world = find_world(seat)
         assert world == find_world(mesh.name)
-        assert seat == f"{mesh.name} as rank {world.rank} of 2x3, ops 2"
+        assert seat == f"{mesh.name} as rank {world.rank} of 2x3, ops 3"
         assert seat_name(seat) == seat
         return world.rank, world.outer.rank, world.outer.size, world.inner.rank, world.inner.size
 

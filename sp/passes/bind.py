@@ -1,6 +1,6 @@
 """Bind: the last step before running.  The axis name in the program → the process group of this process.
 
-    attention = sp.attention(q, k, v, …, 'flash', 'sp')  →  sp.attention(q, k, v, …, 'flash', '0 as rank 1 of 4, ops 2')
+    attention = sp.attention(q, k, v, …, 'flash', 'sp')  →  sp.attention(q, k, v, …, 'flash', '0 as rank 1 of 4, ops 3')
 
 The bound module is not a Program any more: only it knows which group, and only the ops in it ask for their rank.
 """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a NewType of str that older versions of torch lack
 
 _SEAT = " as rank "
 # Counts the changes of what ops take and return: code in torch's caches on disk relies on it, and is found without it.
-_OPS = 2
+_OPS = 3
 _AXES, _AND = " with axes ", " and "
 
 
@@ -86,8 +86,8 @@ def _find_group(name: str) -> dist.ProcessGroup:
 
 
 def seat_name(group_name: str) -> str:
-    """The group's name with this rank's place in it, `0 as rank 1 of 4, ops 2`: what a graph that is to be compiled
-    calls it.  Of two axes `0 with axes 3 and 5 as rank 1 of 2x2, ops 2`.
+    """The group's name with this rank's place in it, `0 as rank 1 of 4, ops 3`: what a graph that is to be compiled
+    calls it.  Of two axes `0 with axes 3 and 5 as rank 1 of 2x2, ops 3`.
 
     torch finds compiled code in its caches on disk by the text of the graph, and the code holds the sizes of one rank.
     Without the place in the text, rank 1 would run what rank 0 has compiled, or what a world of another size has; and

@@ -32,19 +32,19 @@ def test_a_seat_name_finds_the_world_and_says_which_rank_it_is() -> None:
         return group.group_name, seat
 
     for rank, (name, seat) in enumerate(run_ranks(3, names)):
-        assert seat == f"{name} as rank {rank} of 3, ops 2"
+        assert seat == f"{name} as rank {rank} of 3, ops 3"
     assert find_world(seat_name("")) == World(0, 1)
 
 
 def test_another_ranks_seat_is_not_taken() -> None:
     def swapped(group: dist.ProcessGroup) -> World:
-        return find_world(f"{group.group_name} as rank {1 - group.rank()} of 2, ops 2")
+        return find_world(f"{group.group_name} as rank {1 - group.rank()} of 2, ops 3")
 
     with pytest.raises(AssertionError, match="made for rank"):
         run_ranks(2, swapped)
 
 
-@pytest.mark.parametrize("name", ["no such group", "no such group as rank 1 of 2, ops 2", "gone"])
+@pytest.mark.parametrize("name", ["no such group", "no such group as rank 1 of 2, ops 3", "gone"])
 def test_unknown_or_destroyed_group_is_an_error(name: str) -> None:
     if name == "gone":
         (name,) = run_ranks(1, lambda group: group.group_name)
