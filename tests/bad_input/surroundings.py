@@ -232,15 +232,6 @@ def func_grad(model: Any) -> Any:
     return torch.func.grad(lambda each: torch.func.functional_call(model, each, (IDS, LABELS))[0])(given)["head.weight"]
 
 
-def jvp(model: Any) -> Any:
-    given = {name: value.detach() for name, value in model.named_parameters()}
-    return torch.func.jvp(
-        lambda weight: torch.func.functional_call(model, {**given, "head.weight": weight}, (IDS, LABELS))[0],
-        (given["head.weight"],),
-        (given["head.weight"],),
-    )
-
-
 def cast(model: Any) -> Any:
     """To 32 bits and back."""
     try:
@@ -355,5 +346,4 @@ CASES = [
     case("functional_call", functional, "exact"),
     case("func.vmap", vmapped, TRANSFORM),
     case("func.grad", func_grad, TRANSFORM),
-    case("func.jvp", jvp, TRANSFORM),
 ]
