@@ -93,16 +93,27 @@ def failing_together(world: World, during: str) -> Generator[None]:
     begin = time.monotonic()
     try:
         yield
-    except RankLostError as error:
-        raise error.during(during) from error.__cause__
-    except Exception as error:
+    except Exception as caught:
+        error = _undisguised(caught)
+        if isinstance(error, RankLostError):
+            raise error.during(during) from error.__cause__
         if is_a_fault(error):  # of an exchange that torch makes, as FSDP does: with whom, it does not say
             board = board_of(world.group)
             others = [] if board is None else board.everybody
             lost_one = lost(world, "an exchange of torch", error, time.monotonic() - begin, others)
             raise lost_one.during(during) from error
         _give_up(world, f"{type(error).__name__}: {first_line(error)}")
-        raise
+        if error is caught:
+            raise
+        raise error from error.__cause__
+
+
+def _undisguised(error: Exception) -> Exception:
+    """What a compiled graph has raised.  torch.fx walks its traceback by a generator, which torch.compile then refuses
+    to compile: that refusal is all that comes out."""
+    hidden = error.__context__
+    is_disguise = type(error).__name__ == "Unsupported" and "trace generator" in str(error)
+    return hidden if is_disguise and isinstance(hidden, Exception) else error
 
 
 def _give_up(world: World, why: str) -> None:
