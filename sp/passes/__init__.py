@@ -58,9 +58,8 @@ def distribution(
         Localize(outputs),  # needs every placement; from here on shapes are local
         *((Overlap(),) if sync_gradients else ()),  # after localize: groups what that has inserted
         Verify(),  # last of these: reads the result like a stranger and trusts no pass before it
-        *(
-            () if sync_gradients else (LocalGradients(averaged=averaged),)
-        ),  # behind verify, which wants every gradient summed
+        # Behind verify, which wants every gradient summed.
+        *(() if sync_gradients else (LocalGradients(averaged=averaged),)),
     )
 
 
