@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sp.testing.ranks import ProcessWorld
+from tests.captures import OneCapture
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -27,6 +28,12 @@ def world4() -> Iterator[ProcessWorld]:
     """Four processes; see `world2`."""
     with ProcessWorld(4) as world:
         yield world
+
+
+@pytest.fixture
+def one_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are threads share their captures, see `tests.captures`."""
+    monkeypatch.setattr("sp.executable._captured", OneCapture())
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from sp.models import GPT, Encoder, EncoderConfig, GPTConfig, Llama, LlamaConfig
 from sp.testing.compare import errors_between, run_once, total_norm
 from sp.testing.ranks import run_mesh, run_ranks
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 STRATEGIES = ("ring", "striped", "zigzag")
 OTHERS = ("allgather", "ulysses")
 TWO_AXES = ("usp", "usp_zigzag", "double_ring")
