@@ -15,6 +15,8 @@ from sp.models import GPT, Encoder, EncoderConfig, GPTConfig, Llama, LlamaConfig
 from sp.testing import run_mesh, run_ranks
 from sp.testing.compare import errors_between, run_once
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 # Where merging, or computing, is all that counts.
 SLOW_KERNEL = replace(MACHINES["cpu"], name="slow kernel", attention_flops=1e6, tile=(1, 1), memory_bandwidth=1e30)
 SLOW_MERGES = replace(

@@ -17,6 +17,8 @@ from sp.runtime import partials
 from sp.testing.ranks import run_ranks
 from tests.decoders import cache_name, decoder, prompt
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 PROMPT, STEPS = 9, (1, 1, 3, 1)
 
 

@@ -13,6 +13,8 @@ from sp.runtime.agreement import STATEMENT_BYTES
 from sp.runtime.tally import ALL_TO_ALL, EXCHANGE, GATHER, SUM, tallies_of
 from sp.testing import run_mesh, run_ranks
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 BATCH, HEADS, SIZE = 2, 4, 8
 
 

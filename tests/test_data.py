@@ -19,6 +19,8 @@ from sp.models import GPT, GPTConfig
 from sp.runtime.shards import BoundLayout
 from sp.testing import ProcessWorld, run_ranks
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 DATASET = TensorDataset(torch.arange(16 * 12).view(16, 12) % 61)
 
 

@@ -25,6 +25,8 @@ from sp.runtime.ops.placement import shard, unshard
 from sp.testing import run_ranks
 from sp.testing.compare import relative_error
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 IDS = torch.tensor([[1, 5, 2, 7, 3, 3, 0], [4, 4, 6, 1, 0, 2, 5]])
 Given = dict[str, Tensor]
 

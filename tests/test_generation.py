@@ -13,6 +13,8 @@ from sp.errors import InputError, RankMismatchError, SpError
 from sp.testing.ranks import ProcessWorld, run_mesh, run_ranks
 from tests.decoders import FAMILIES, decoder, left_padded, prompt
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 NEW = 6
 
 

@@ -17,6 +17,8 @@ from sp.runtime.world import find_world
 from sp.testing import ProcessWorld, run_ranks
 from sp.testing.compare import relative_error
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 
 def make(dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(0)

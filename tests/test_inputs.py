@@ -14,6 +14,8 @@ from sp.models import GPT, GPTConfig, Llama, LlamaConfig
 from sp.testing import run_mesh, run_ranks
 from tests.test_trunks import Found, Trunk, worst
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 
 class Headed(nn.Module):
     """Hidden states in; labels are shifted over the borders of the parts, positions are those of the whole."""

@@ -16,6 +16,8 @@ from sp.errors import SpError, UnsupportedModelError
 from sp.testing.compare import errors_between, relative_error, run_once
 from sp.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 IDS = torch.randint(0, 31, (2, 11), generator=torch.Generator().manual_seed(0))
 BF16 = torch.bfloat16
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import sp
 from sp.testing import run_ranks
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 LENGTH, TOKEN = 11, 4
 DOCUMENTS = torch.tensor([[0] * 6 + [1] * 5, [0] * 3 + [1] * 8])
 PADDING = torch.arange(LENGTH) >= torch.tensor([[0], [5]])  # in the second row the token is padding

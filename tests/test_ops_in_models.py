@@ -14,6 +14,8 @@ from sp.testing.compare import errors_between, run_once
 from sp.testing.ranks import run_ranks
 from tests.passes.programs import Small
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 
 def complex_rotation(m: Small, ids: Tensor, labels: Tensor) -> Any:
     """Positions as in Llama's reference code: pairs of features as complex numbers."""

@@ -24,7 +24,9 @@ MASKS = [
     *(Band(-2, 5), Band(5, -2), Band(-4, 1)),  # beside the diagonal; the last sees nothing at all
 ]
 # Their cost grows with the cube of the world.
-WORLDS = [world if world in (*range(1, 9), 11) else pytest.param(world, marks=pytest.mark.slow) for world in range(1, 17)]
+WORLDS = [
+    world if world in (*range(1, 9), 11) else pytest.param(world, marks=pytest.mark.slow) for world in range(1, 17)
+]
 ORDER, MISSES, SHOWS, TWICE = "not in ring order", "misses a visible pair", "shows a hidden pair", "pair twice"
 OUTSIDE, IDLE, AREA = "reaches outside the shard", "row or column that sees nothing", "area is not the count"
 

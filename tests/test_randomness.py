@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import sp
 from sp.testing import ProcessWorld, run_ranks
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 BOUND = 1e-11
 IDS = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(0))
 

@@ -17,6 +17,8 @@ from sp.testing import run_ranks
 from sp.testing.compare import relative_error
 from sp.testing.ranks import ProcessWorld
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 NORM = 0.1  # less than that of the gradients, so that clipping does something
 BATCHES, STEPS = 3, 2
 

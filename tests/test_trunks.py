@@ -15,6 +15,8 @@ import sp
 from sp.testing import run_mesh, run_ranks
 from sp.testing.compare import relative_error
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 Found = dict[str, Tensor]
 
 

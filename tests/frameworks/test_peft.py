@@ -14,6 +14,8 @@ import sp
 from sp.testing import run_ranks
 from sp.testing.compare import relative_error
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 

@@ -18,6 +18,8 @@ from sp.testing.ranks import run_ranks
 from tests.passes.exact import check
 from tests.passes.programs import IDS_BS, Small, ops, program_of
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 NONE = {"1": "none"}
 
 

@@ -23,6 +23,8 @@ from tests.passes.exact import check
 from tests.passes.programs import IDS_BS, Small, listing, program_of
 from tests.runtime.fake_group import fake_group
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 *BEFORE, _, _ = pipeline()
 LAYERS = 3
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import sp
 from sp.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 IDS = torch.arange(12).view(1, 12) % 7
 
 

@@ -14,6 +14,8 @@ from tests.zoo.families import FAMILIES
 from tests.zoo.table import cases, read
 from tests.zoo.trial import AS_IT_IS_BOUND, LENGTHS, Variant, call, make, sequence_dims, try_family
 
+pytestmark = pytest.mark.usefixtures("one_capture")
+
 ROOT = Path(__file__).parents[2]
 CELLS = read()
 # What `make test` has time for: one of each kind of block, mask, head and refusal.
