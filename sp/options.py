@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sp.costs import Machine
+from sp.course import Place
 from sp.errors import SpError
 from sp.passes.input_dims import SequenceDim
 from sp.passes.output_forms import OutputForm
@@ -24,6 +25,7 @@ INPUTS = (GLOBAL, LOCAL, CONTIGUOUS)
 class Options:
     """strategy: on the mesh at hand; None where the cost model chooses.
     machine: what it estimates for; None goes by the model's device.
+    place: in a chain of layers, if it is one of them.
     group: for `sp.runtime.world.find_world`, the ranks that share the sequence; "" is a world of one.
     inputs: what the caller passes: whole sequences, this rank's shard, or a contiguous part of the whole.
     compile: whether torch.compile runs the rewritten graph, or its options; BLOCKS for each block by itself.
@@ -48,6 +50,7 @@ class Options:
     checkpoint: bool = False
     memory_budget: float = 1.0
     machine: Machine | None = None
+    place: Place | None = None
 
     @property
     def local_inputs(self) -> bool:
