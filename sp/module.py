@@ -120,7 +120,7 @@ class ParallelModule(Facade):
 
         Keys and values stay on their ranks: a step sends a few numbers for each head.  RankMismatchError where tokens
         are sampled and the ranks' random states differ."""
-        return generate(self, self.plain, find_world(self.options.group), args, kwargs)
+        return generate(self, self.plain, self.options, args, kwargs)
 
     @contextmanager
     def no_sync(self) -> Generator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 
 from sp.costs import Machine
 from sp.course import Place
-from sp.errors import SpError
+from sp.errors import SpError, StrategyError
+from sp.passes.call import CACHES
 from sp.passes.input_dims import SequenceDim
 from sp.passes.output_forms import OutputForm
 from sp.settings import shown
@@ -74,3 +75,19 @@ class Options:
                 remedy="call the model once, or pass example_args to parallelize",
             )
         return self.strategy
+
+
+def check_whole(options: Options, who: str, forms: Collection[str] = (LOCAL,)) -> None:
+    """StrategyError where each rank passes a part of its own, or keeps outputs in one of these forms: `who` passes whole
+    sequences, which would be taken for parts of a longer one, and reads whole results."""
+    given = options.outputs if isinstance(options.outputs, Mapping) else {"": options.outputs}
+    outputs = {name: form for name, form in given.items() if name not in CACHES}  # theirs go in again
+    part = f"inputs={options.inputs!r}" if options.local_inputs else ""
+    if any(form in forms for form in outputs.values()):
+        part = part or f"outputs={options.outputs!r}"
+    if part:
+        raise StrategyError(
+            f"{who} passes whole sequences and reads whole results, and the model was parallelized with {part}",
+            needed="inputs='global', outputs='global'",
+            remedy="parallelize the model once more without it: sp.parallelize(pmodel.plain) shares its parameters",
+        )

@@ -49,7 +49,7 @@ ARROWS = {
     "mesh": ("errors strategy runtime.world", "torch"),
     "measure": ("costs errors mesh runtime.comm runtime.world", "torch"),
     "faults": ("mesh runtime.faults runtime.world", "torch"),
-    "generation": ("errors runtime.agreement runtime.world", "torch"),
+    "generation": ("errors options runtime.agreement runtime.world", "torch"),
     "passes": (
         f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table",
         "torch sympy networkx functorch",
@@ -101,7 +101,7 @@ ARROWS = {
     "chain": ("api course errors given mesh passes.input_dims", "torch"),
     "data": ("errors given mesh module runtime.comm runtime.host runtime.shards runtime.world", "torch"),
     "wiring": ("api errors given module passes.output_forms runtime", "torch"),
-    "frameworks": ("data errors module runtime.world", "torch accelerate"),
+    "frameworks": ("data errors module options runtime.world", "torch accelerate"),
     "": (
         f"{FACTS} {INTERFACE} program show runtime passes testing validation module models costs",
         "",
