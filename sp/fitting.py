@@ -24,7 +24,7 @@ def check_fit(request: Request, options: Options, world: World) -> None:
         raise InputError(
             "the call passes a cache that an earlier call has gone on from: it lacks the tokens of that call",
             needed="the cache that the earlier call has returned (a plain model changes the one it is given)",
-            remedy="cache = output.past_key_values (as the model calls it); to go on twice from one, pass a copy.deepcopy",
+            remedy="cache = output.past_key_values (as the model calls it); copy.deepcopy it before, to go on twice",
         )
     if request.past is not None:
         _check_caches(request, request.past, options, world)
@@ -49,8 +49,8 @@ def _check_caches(request: Request, past: int, options: Options, world: World) -
             raise InputError(
                 f"a cache was dealt by {_dealt_in_words(found)}",
                 needed=f"by {_dealt_in_words(dealt_here)}, as this model deals it",
-                remedy="go on with a cache that this model has returned, or pass a whole one: the other model returns it"
-                " for outputs={'past_key_values': 'global'} (as the model calls it)",
+                remedy="go on with a cache that this model has returned, or pass a whole one: the other model returns"
+                " it for outputs={'past_key_values': 'global'} (as the model calls it)",
             )
     needed = find_layout(options.chosen.layout).local_length(past, world.rank, world.size)
     pairs = zip(request.tensors, request.call.kept, strict=True)

@@ -78,8 +78,8 @@ class Options:
 
 
 def check_whole(options: Options, who: str, forms: Collection[str] = (LOCAL,)) -> None:
-    """StrategyError where each rank passes a part of its own, or keeps outputs in one of these forms: `who` passes whole
-    sequences, which would be taken for parts of a longer one, and reads whole results."""
+    """StrategyError where each rank passes a part of its own, or keeps outputs in one of these forms: `who` passes
+    whole sequences, which would be taken for parts of a longer one, and reads whole results."""
     given = options.outputs if isinstance(options.outputs, Mapping) else {"": options.outputs}
     outputs = {name: form for name, form in given.items() if name not in CACHES}  # theirs go in again
     part = f"inputs={options.inputs!r}" if options.local_inputs else ""

@@ -72,8 +72,8 @@ ARROWS = {
     "traces": ("", "torch"),
     "executable": (
         (
-            f"{FACTS} caches choice costs divisors fitting fsdp program passes pieces options request runtime.world slots"
-            " traces"
+            f"{FACTS} caches choice costs divisors fitting fsdp program passes pieces options request runtime.world"
+            " slots traces"
         ),
         "torch sympy",
     ),
@@ -86,8 +86,8 @@ ARROWS = {
     "fitting": (f"{FACTS} caches options request runtime.shards runtime.world", "torch"),
     "module": (
         (
-            f"{FACTS} {CALLS} captures course facade gate generation gradients handshake program shelf show runtime passes"
-            " transforms validation values"
+            f"{FACTS} {CALLS} captures course facade gate generation gradients handshake program shelf show runtime"
+            " passes transforms validation values"
         ),
         "torch",
     ),

@@ -53,8 +53,7 @@ def check_call(
     length: the global one where the example is one rank's shard.
 
     Raises StrategyError under fully_shard, InputError when there is nothing to try, UnsupportedModelError when the
-    model is refused, ValidationError when the transformed program fails where the plain model does not, or returns
-    other things than tensors unlike it."""
+    model is refused, ValidationError when the transformed program fails or returns other constants."""
     _check_plain(model)
     with TURN, _defaults():  # nobody traces while this runs: models do ask whether they are being traced
         alone = _alone(options)
@@ -217,7 +216,9 @@ def _plain_side(executable: Executable, plain: nn.Module, given: _Given) -> Side
 
 def _check_form(made: Outputs, right: Outputs, name: str) -> None:
     """What is no tensor is not compared in rows: constants, and containers of other tensors."""
-    mine, whole = (f"{each.names} and {[one[0] for one in each.constants if one]} in {each.spec}" for each in (made, right))
+    mine, whole = (
+        f"{each.names} and {[one[0] for one in each.constants if one]} in {each.spec}" for each in (made, right)
+    )
     if mine != whole:
         raise ValidationError(
             f"the transformed {name} returns {mine}",
