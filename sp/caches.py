@@ -39,6 +39,18 @@ class Kept:
         return cache
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a cache comes from of which each rank has its own tokens.
+
+    layout, ranks: which of the job's ranks holds which token; "" and none in a world of one.
+    call: a word for the calls that have made it, the same on all ranks."""
+
+    layout: str
+    ranks: tuple[int, ...]
+    call: str = ""
+
+
 def fresh_cache() -> Any:
     """Without layers yet.  Every layer will keep all its tokens, a windowed one too: its mask hides the others."""
     from transformers import DynamicCache  # nobody asks for a cache who has not imported it
@@ -46,11 +58,26 @@ def fresh_cache() -> Any:
     return DynamicCache()
 
 
-def sharded_cache(kept: Kept, length: int) -> Any:
+def sharded_cache(kept: Kept, length: int, origin: Origin) -> Any:
     """Of each rank's own tokens of `length` in all."""
     from sp.sharded_cache import ShardedCache  # which imports transformers
 
-    return ShardedCache(kept.keys, kept.values, length)
+    return ShardedCache(kept.keys, kept.values, length, origin)
+
+
+def origin_of(cache: object) -> Origin | None:
+    """None where this rank holds the whole."""
+    return cast(Any, cache).origin if getattr(cache, "is_local", False) else None
+
+
+def leave_behind(cache: Any) -> None:
+    """A call has gone on from it.  The model itself would have put the new tokens into it; the call returns another
+    one, and this one, its copies too, would be without them in the next call."""
+    cache.is_left_behind = True
+
+
+def is_left_behind(cache: object) -> bool:
+    return getattr(cache, "is_left_behind", False)
 
 
 def is_cache(value: object) -> bool:

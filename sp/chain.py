@@ -11,11 +11,13 @@ than one module with a forward of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
 
 from sp.api import parallelize
+from sp.course import Course, Place
 from sp.errors import StrategyError
 from sp.given import check_kind
 from sp.mesh import Mesh
@@ -42,13 +44,14 @@ def parallelize_chain(
     between them a rank holds its own tokens.  What the first layer takes and the last one returns is whole, with whole
     gradients, the same on every rank.  The options are those of `sp.parallelize`.
 
-    StrategyError for an empty chain, and for what `parallelize` refuses."""
+    StrategyError for an empty chain, and for what `parallelize` refuses.  A call raises InputError where a pass leaves
+    out the first layer; where the pass before has left out the last one, too."""
     check_kind("layers", layers, (Iterable,), "a list of modules")
     given = list(layers)
     if not given:
         raise StrategyError("there are no layers to parallelize", needed="a list of modules")
-    last = len(given) - 1
-    return nn.ModuleList(
+    last, course = len(given) - 1, Course(len(given))
+    made = [
         parallelize(
             layer,
             strategy,
@@ -61,4 +64,7 @@ def parallelize_chain(
             kernel=kernel,
         )
         for place, layer in enumerate(given)
-    )
+    ]
+    for place, layer in enumerate(made):
+        layer.__dict__["options"] = replace(layer.options, place=Place(course, place))
+    return nn.ModuleList(made)

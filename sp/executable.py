@@ -12,11 +12,12 @@ import sympy
 import torch
 from torch import Tensor, fx, nn
 
-from sp.caches import closed, sharded_cache
+from sp.caches import closed, leave_behind, sharded_cache
 from sp.choice import choose, estimate_program
 from sp.costs import Estimates
 from sp.divisors import check_divisors
 from sp.errors import InputError, StrategyError, UnsupportedModelError
+from sp.fitting import origin
 from sp.fsdp import Hooks, sharded_modules, stand_ins
 from sp.options import BLOCKS, Options
 from sp.passes import distribution, preparation
@@ -46,7 +47,8 @@ class Executable:
     """captured, program: before and after the passes.  run: the bound graph, compiled if so asked.
     estimates: what the strategy was chosen by, if it was.
     sync_gradients: whether backward sums them over the ranks.  calls: how often it ran.  agreed: whether all ranks were
-    seen to hold the same program.  used: when it was last called, see `shelf`.  shared, state: those of the request."""
+    seen to hold the same program.  used: when it was last called, see `shelf`.  shared, state: those of the request.
+    group: the world's name, see `Options`."""
 
     key: str
     captured: Program
@@ -64,6 +66,7 @@ class Executable:
     tables: Tables | None = None
     shared: str = ""
     state: str = ""
+    group: str = ""
 
     def fits(self, request: Request, lengths: Sequence[int]) -> bool:
         if request.key != self.key:
@@ -85,7 +88,10 @@ class Executable:
         carried = self._carried(lengths, seed)
         added = [carried[port.name] for port in self.program.inputs if port.is_added]
         with without_autocast():  # the graph has the caller's casts already
-            return self._closed(self.outputs.rebuild(Hooks(model).around(self.run, *request.tensors, *added)))
+            output = self.outputs.rebuild(Hooks(model).around(self.run, *request.tensors, *added))
+        for cache in request.caches:
+            leave_behind(cache)
+        return self._closed(output, request.calls(self.calls))
 
     def check_indices(self, request: Request) -> None:
         """InputError for ids, labels and positions that no table has.  The same on all ranks, if inputs are global."""
@@ -99,14 +105,15 @@ class Executable:
         """What is passed beside the caller's own tensors."""
         return {LENGTH_CARRIER: torch.empty(lengths[0], 0, device="cpu"), NOISE_SEED: seed}
 
-    def _closed(self, output: Any) -> Any:
+    def _closed(self, output: Any, call: str) -> Any:
         """With dataclasses, and transformers' own caches: those that are not gathered know how long the whole is."""
         kept = [port for port in self.program.outputs if port.kept]
         if not kept or not kept[0].local or kept[0].total is None:
             return closed(output)
         sizes = {one.symbol: length for one, length in zip(self.program.sequences, self.lengths, strict=True)}
         total = int(cast(sympy.Integer, kept[0].total.xreplace(sizes)))
-        return closed(output, lambda cache: sharded_cache(cache, total))
+        dealt = origin(self.program.strategy.layout, find_world(self.group), call)
+        return closed(output, lambda cache: sharded_cache(cache, total, dealt))
 
 
 def build(
@@ -133,7 +140,7 @@ def build(
         texts.owner = bound = bind(program, seat_name(options.group))
         run, slots = _runnable(bound, model, options, sharded)
     made = Executable(request.key, captured, program, outputs, bound, run, lengths, sync, estimates, slots=slots)
-    return replace(made, shared=request.shared, state=request.state, tables=tables)
+    return replace(made, shared=request.shared, state=request.state, tables=tables, group=options.group)
 
 
 def _refuse_backward_hooks(model: nn.Module) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sp.caches import Origin, is_left_behind
 from sp.errors import InputError
 from sp.layout import find_layout
 from sp.options import CONTIGUOUS, Options
@@ -15,8 +16,16 @@ from sp.runtime.shards import BoundLayout
 from sp.runtime.world import World
 
 
-def check_length(request: Request, options: Options, world: World) -> None:
-    """InputError for fewer tokens than ranks, and for caches of another layout."""
+def check_fit(request: Request, options: Options, world: World) -> None:
+    """InputError for fewer tokens than ranks, for caches of another layout, and for a layer out of its turn."""
+    if options.place is not None:
+        options.place.check()
+    if any(map(is_left_behind, request.caches)):
+        raise InputError(
+            "the call passes a cache that an earlier call has gone on from: it lacks the tokens of that call",
+            needed="the cache that the earlier call has returned (a plain model changes the one it is given)",
+            remedy="cache = output.past_key_values (as the model calls it); copy.deepcopy it before, to go on twice",
+        )
     if request.past is not None:
         _check_caches(request, request.past, options, world)
     shortest = min(request.lengths)
@@ -28,7 +37,21 @@ def check_length(request: Request, options: Options, world: World) -> None:
         )
 
 
+def origin(layout: str, world: World, call: str = "") -> Origin:
+    """Of a cache that is dealt like this over these ranks.  One rank has all tokens, whatever the layout."""
+    return Origin(layout, tuple(world.ranks), call) if world.size > 1 else Origin("", (), call)
+
+
 def _check_caches(request: Request, past: int, options: Options, world: World) -> None:
+    dealt_here = origin(options.chosen.layout, world)
+    for found in request.origins:
+        if replace(found, call="") != dealt_here:
+            raise InputError(
+                f"a cache was dealt by {_dealt_in_words(found)}",
+                needed=f"by {_dealt_in_words(dealt_here)}, as this model deals it",
+                remedy="go on with a cache that this model has returned, or pass a whole one: the other model returns"
+                " it for outputs={'past_key_values': 'global'} (as the model calls it)",
+            )
     needed = find_layout(options.chosen.layout).local_length(past, world.rank, world.size)
     pairs = zip(request.tensors, request.call.kept, strict=True)
     found = next((x.shape[2] for x, kept in pairs if kept == "local" and x.shape[2] != needed), None)
@@ -38,6 +61,10 @@ def _check_caches(request: Request, past: int, options: Options, world: World) -
             needed=f"{needed}, as the {options.chosen.layout} layout deals them",
             remedy="go on with a cache that this model has returned",
         )
+
+
+def _dealt_in_words(it: Origin) -> str:
+    return f"the {it.layout} layout over the ranks {list(it.ranks)}" if it.ranks else "a world of one rank"
 
 
 def global_length(lengths: Sequence[int], options: Options) -> int:

@@ -16,19 +16,23 @@ import torch
 from torch import nn
 
 from sp.errors import RankMismatchError, SpError
+from sp.options import LOCAL, Options, check_whole
 from sp.runtime.agreement import Statement, checksum, exchange_statements
-from sp.runtime.world import World
+from sp.runtime.world import World, find_world
 
 
 def generate(
-    parallel: nn.Module, model: nn.Module, world: World, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    parallel: nn.Module, model: nn.Module, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """What `model.generate(*args, **kwargs)` returns, each forward of it computed by `parallel` on all ranks.
 
-    Raises RankMismatchError where the ranks would sample different tokens."""
+    Raises StrategyError where inputs or outputs are not whole, and RankMismatchError where the ranks would sample
+    different tokens."""
     run = getattr(type(model), "generate", None)
     if run is None:
         raise SpError(f"{type(model).__name__} has no method generate", remedy="call the model in a loop of your own")
+    check_whole(options, "generate", (LOCAL, "none"))
+    world = find_world(options.group)
     if _samples(model, kwargs):
         _check_random_state(world, next((value.device for value in model.parameters()), torch.device("cpu")))
     return run(_stand_in(parallel, model), *args, **kwargs)

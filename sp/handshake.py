@@ -42,7 +42,7 @@ def said_of(
         call=request.shared,
         model=str(known.get(request.key, len(known))),
         shapes=request.shapes(local),
-        contents=checksum(whole) if new or not local else "",
+        contents=f"{checksum(whole)} {request.calls()}".strip() if new or not local else "",
         length=str(request.lengths[0]),
     )
 

@@ -14,10 +14,11 @@ import torch
 from torch import fx, nn
 
 from sp.captures import note_call, note_capture
+from sp.course import passing
 from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
 from sp.facade import Facade, outside_of_graphs
-from sp.fitting import check_length, dealt, global_length
+from sp.fitting import check_fit, dealt, global_length
 from sp.gate import Gate
 from sp.generation import generate
 from sp.gradients import averaged_at_the_end, gradients_text, gradients_word, watch_sums
@@ -91,7 +92,7 @@ class ParallelModule(Facade):
     def _agree_and_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         refuse_transforms(self.parameters(), (args, kwargs))
         world = find_world(self.options.group)
-        with self.gate.entered(world) as refusal:
+        with self.gate.entered(world) as refusal, passing(self.options.place):
             return self._run(Handshake(world, self._parameter_device()), args, kwargs, refusal)
 
     def _run(self, shake: Handshake, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: SpError | None) -> Any:
@@ -119,7 +120,7 @@ class ParallelModule(Facade):
 
         Keys and values stay on their ranks: a step sends a few numbers for each head.  RankMismatchError where tokens
         are sampled and the ranks' random states differ."""
-        return generate(self, self.plain, find_world(self.options.group), args, kwargs)
+        return generate(self, self.plain, self.options, args, kwargs)
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
@@ -173,7 +174,7 @@ class ParallelModule(Facade):
             if refusal is not None:
                 raise refusal
             request = Request.of(self.plain, args, kwargs, self.options.sequence_dim)
-            check_length(request, self.options, shake.world)
+            check_fit(request, self.options, shake.world)
             for known in self.executables:
                 if known.key == request.key:
                     known.check_indices(request)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sp.costs import Machine
-from sp.errors import SpError
+from sp.course import Place
+from sp.errors import SpError, StrategyError
+from sp.passes.call import CACHES
 from sp.passes.input_dims import SequenceDim
 from sp.passes.output_forms import OutputForm
 from sp.settings import shown
@@ -24,6 +26,7 @@ INPUTS = (GLOBAL, LOCAL, CONTIGUOUS)
 class Options:
     """strategy: on the mesh at hand; None where the cost model chooses.
     machine: what it estimates for; None goes by the model's device.
+    place: in a chain of layers, if it is one of them.
     group: for `sp.runtime.world.find_world`, the ranks that share the sequence; "" is a world of one.
     inputs: what the caller passes: whole sequences, this rank's shard, or a contiguous part of the whole.
     compile: whether torch.compile runs the rewritten graph, or its options; BLOCKS for each block by itself.
@@ -48,6 +51,7 @@ class Options:
     checkpoint: bool = False
     memory_budget: float = 1.0
     machine: Machine | None = None
+    place: Place | None = None
 
     @property
     def local_inputs(self) -> bool:
@@ -71,3 +75,19 @@ class Options:
                 remedy="call the model once, or pass example_args to parallelize",
             )
         return self.strategy
+
+
+def check_whole(options: Options, who: str, forms: Collection[str] = (LOCAL,)) -> None:
+    """StrategyError where each rank passes a part of its own, or keeps outputs in one of these forms: `who` passes
+    whole sequences, which would be taken for parts of a longer one, and reads whole results."""
+    given = options.outputs if isinstance(options.outputs, Mapping) else {"": options.outputs}
+    outputs = {name: form for name, form in given.items() if name not in CACHES}  # theirs go in again
+    part = f"inputs={options.inputs!r}" if options.local_inputs else ""
+    if any(form in forms for form in outputs.values()):
+        part = part or f"outputs={options.outputs!r}"
+    if part:
+        raise StrategyError(
+            f"{who} passes whole sequences and reads whole results, and the model was parallelized with {part}",
+            needed="inputs='global', outputs='global'",
+            remedy="parallelize the model once more without it: sp.parallelize(pmodel.plain) shares its parameters",
+        )

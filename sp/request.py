@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sp.caches import caches_in, global_length
+from sp.caches import Origin, caches_in, global_length, origin_of
 from sp.devices import without_numbers
 from sp.granted import model_state
 from sp.passes.call import Call
@@ -26,7 +26,8 @@ class Request:
     text: what of it must be the same on all ranks, as their devices need not be; a line for each thing.  shared: its
     hash.  state: of the model, see `granted`.
     lengths: of the sequences among the tensors given; global or local, as the caller passes them.
-    past: how many tokens, of the whole sequence, the caches of the call hold; None without any."""
+    past: how many tokens, of the whole sequence, the caches of the call hold; None without any.
+    caches: themselves, in order."""
 
     call: Call
     tensors: tuple[Tensor, ...]
@@ -37,25 +38,38 @@ class Request:
     shared: str
     state: str
     past: int | None = None
+    caches: tuple[object, ...] = ()
 
     @staticmethod
     def of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], sequence_dim: SequenceDim) -> Request:
         """Take a call apart.  InputError says which argument does not fit."""
         call, tensors = Call.of(model, args, kwargs)
-        past = global_length(caches_in((args, kwargs)))
+        caches = [*caches_in((args, kwargs))]
+        past = global_length(caches)
         dims = sequence_dims(call, tensors, sequence_dim, past)
         lengths = sequence_lengths(call, tensors, dims, past)
         held = stretches(call, tensors, dims, lengths, past)
         lines = [*call.lines(), *_modes(model), *_input_pattern(call, tensors, held, past)]
         text, state = "\n".join(lines), model_state(model)
         key, shared = _word(f"{text} {state}"), without_numbers(text)
-        return Request(call, tuple(tensors), tuple(dims), lengths, key, shared, _word(shared), state, past)
+        given = call, tuple(tensors), tuple(dims), lengths
+        return Request(*given, key, shared, _word(shared), state, past, tuple(caches))
 
     def locals(self, inputs_are_local: bool) -> list[bool]:
         """Which tensors are this rank's part of a sequence.  Beside a cache, what holds new tokens never is."""
         if self.past is not None:
             return [kept == "local" for kept in self.call.kept]
         return [inputs_are_local and bool(dims) for dims in self.dims]
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Of the caches of which each rank has its own tokens."""
+        return [found for cache in self.caches if (found := origin_of(cache)) is not None]
+
+    def calls(self, number: int = 0) -> str:
+        """A word for the calls that its caches come from; with the number of this call, for what this one makes."""
+        made = [origin.call for origin in self.origins]
+        return _word(f"{made} {self.shared} {self.state} {number}") if number else " ".join(made)
 
     def shapes(self, inputs_are_local: bool) -> str:
         """The tensors' shapes as text; the sequence of a shard is written S, since shards may be of unequal length."""

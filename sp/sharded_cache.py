@@ -19,13 +19,14 @@ class ShardedCache(DynamicCache):
     """What a parallelized model returns for `use_cache=True`, and takes again to go on.
 
     `layers[i].keys` and `.values` are this rank's tokens of the whole, [batch, heads, local tokens, size], as
-    `pmodel.layout` deals `length` of them.  What works on rows of the batch (beam search reorders them) works here."""
+    `pmodel.layout` deals `length` of them.  What works on rows of the batch (beam search reorders them) works here.
+    origin: the `sp.caches.Origin` by which a model knows whether it deals tokens alike."""
 
     is_local = True
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], length: int) -> None:
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], length: int, origin: object) -> None:
         super().__init__()
-        self.length = length
+        self.length, self.origin = length, origin
         for layer_keys, layer_values in zip(keys, values, strict=True):
             layer = DynamicLayer()
             layer.lazy_initialization(layer_keys, layer_values)

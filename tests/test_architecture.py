@@ -49,7 +49,7 @@ ARROWS = {
     "mesh": ("errors strategy runtime.world", "torch"),
     "measure": ("costs errors mesh runtime.comm runtime.world", "torch"),
     "faults": ("mesh runtime.faults runtime.world", "torch"),
-    "generation": ("errors runtime.agreement runtime.world", "torch"),
+    "generation": ("errors options runtime.agreement runtime.world", "torch"),
     "passes": (
         f"{FACTS} caches program runtime.ops runtime.kernels runtime.scores.op_table",
         "torch sympy networkx functorch",
@@ -60,7 +60,8 @@ ARROWS = {
         "torch sympy networkx tabulate jinja2 matplotlib",
     ),
     "testing": (f"{FACTS} mesh program show runtime passes", "torch sympy networkx"),
-    "options": (f"{FACTS} costs settings passes", "torch"),
+    "course": ("errors", "torch"),
+    "options": (f"{FACTS} costs course settings passes", "torch"),
     "request": (f"{FACTS} caches devices granted passes", "torch"),
     "choice": (f"{FACTS} costs program passes options weigh", "torch"),
     "facade": ("", "torch"),
@@ -70,7 +71,10 @@ ARROWS = {
     "pieces": ("fsdp passes.pieces", "torch"),
     "traces": ("", "torch"),
     "executable": (
-        (f"{FACTS} caches choice costs divisors fsdp program passes pieces options request runtime.world slots traces"),
+        (
+            f"{FACTS} caches choice costs divisors fitting fsdp program passes pieces options request runtime.world"
+            " slots traces"
+        ),
         "torch sympy",
     ),
     "captures": ("executable granted runtime.tally", "torch"),
@@ -79,11 +83,11 @@ ARROWS = {
     "gate": ("errors runtime.world", "torch"),
     "values": ("errors runtime.checksums", "torch"),
     "handshake": ("errors executable options request runtime values", "torch"),
-    "fitting": (f"{FACTS} options request runtime.shards runtime.world", "torch"),
+    "fitting": (f"{FACTS} caches options request runtime.shards runtime.world", "torch"),
     "module": (
         (
-            f"{FACTS} {CALLS} captures facade gate generation gradients handshake program shelf show runtime passes"
-            " transforms validation values"
+            f"{FACTS} {CALLS} captures course facade gate generation gradients handshake program shelf show runtime"
+            " passes transforms validation values"
         ),
         "torch",
     ),
@@ -94,10 +98,10 @@ ARROWS = {
     "tracing": ("errors mesh runtime.comm runtime.world", "torch"),
     "counting": ("mesh module runtime.tally runtime.world show.words", "torch"),
     "cli": ("api errors strategy costs show models testing validation", "torch click transformers"),
-    "chain": ("api errors given mesh passes.input_dims", "torch"),
+    "chain": ("api course errors given mesh passes.input_dims", "torch"),
     "data": ("errors given mesh module runtime.comm runtime.host runtime.shards runtime.world", "torch"),
     "wiring": ("api errors given module passes.output_forms runtime", "torch"),
-    "frameworks": ("data errors module runtime.world", "torch accelerate"),
+    "frameworks": ("data errors module options runtime.world", "torch accelerate"),
     "": (
         f"{FACTS} {INTERFACE} program show runtime passes testing validation module models costs",
         "",

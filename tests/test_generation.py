@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import sp
-from sp.errors import InputError, RankMismatchError, SpError
+from sp.errors import InputError, RankMismatchError, SpError, StrategyError
 from sp.testing.ranks import ProcessWorld, run_mesh, run_ranks
 from tests.decoders import FAMILIES, decoder, left_padded, prompt
 
@@ -109,6 +109,24 @@ def test_a_generate_of_the_models_own() -> None:
     for tokens, calls in run_ranks(2, rank):
         assert torch.equal(tokens, right)
         assert calls == 4, "each forward ran on the ranks"
+
+
+@pytest.mark.parametrize(
+    ("forms", "said"),
+    [
+        ({"inputs": "local"}, "inputs='local'"),
+        ({"inputs": "contiguous"}, "inputs='contiguous'"),
+        ({"outputs": "local"}, "outputs='local'"),
+        ({"outputs": {"logits": "none", "past_key_values": "global"}}, "outputs={'logits': 'none'"),
+    ],
+)
+def test_parts_of_sequences_are_refused(forms: Any, said: str) -> None:
+    """Each rank would take the whole prompt for its part, or its own part of the logits for the whole."""
+    parallel = sp.parallelize(Counter(), compile=False, **forms)
+    with pytest.raises(StrategyError) as caught:
+        parallel.generate(prompt(5) % 7, 4)
+    assert f"whole results, and the model was parallelized with {said}" in str(caught.value)
+    assert "remedy: parallelize the model once more without it" in str(caught.value)
 
 
 def test_the_model_is_left_as_it_is() -> None:

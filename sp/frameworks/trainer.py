@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from sp.errors import StrategyError
 from sp.frameworks.replicas import Replicas
 from sp.module import ParallelModule
+from sp.options import check_whole
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -41,9 +42,9 @@ class TrainerMixin(Trainer):
     the parallelized one, `trainer.parallel_model`.  Batches are dealt to the groups of ranks that share a sequence: the
     batch size per device is that of a group.
 
-    StrategyError: the model is a plain one, or its parameters are sharded; the process group was made too late; or
-    arguments ask for what Trainer or Accelerate would do to the plain model (fsdp, deepspeed, torch_compile,
-    parallelism_config), or deal to ranks by themselves."""
+    StrategyError: the model is a plain one, its inputs or outputs are not whole, or its parameters are sharded; the
+    process group was made too late; or arguments ask for what Trainer or Accelerate would do to the plain model (fsdp,
+    deepspeed, torch_compile, parallelism_config), or deal to ranks by themselves."""
 
     def __init__(self, model: ParallelModule, *args: Any, **kwargs: Any) -> None:
         _check_model(model)
@@ -110,6 +111,7 @@ def _check_model(model: nn.Module) -> None:
         raise StrategyError(
             f"the model is a {type(model).__name__}", needed="a parallelized one", remedy="sp.parallelize(model)"
         )
+    check_whole(model.options, "Trainer")
     name = next((name for name, value in model.named_parameters() if isinstance(value, DTensor)), None)
     if name is not None:
         raise StrategyError(

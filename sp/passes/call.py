@@ -159,7 +159,7 @@ def _with_settled_cache(
         if not _may_find_documents(model, given):
             return {**kwargs, "use_cache": False}, ("use_cache=False (the caller left it open)",)
         given["use_cache"], why = True, "the caller left use_cache open, without which position_ids mean something else"
-    free = [name for name in _CACHES if name in parameters and given.get(name) is None]
+    free = [name for name in CACHES if name in parameters and given.get(name) is None]
     if not given["use_cache"] or not free or not _is_of_transformers(model) or free[0] in [*parameters][: len(args)]:
         return dict(kwargs), ()
     return {**kwargs, free[0]: Kept()}, (f"{free[0]}=DynamicCache() ({why})",)
@@ -171,7 +171,7 @@ def _may_find_documents(model: nn.Module, given: Mapping[str, object]) -> bool:
     return keeps and given.get("position_ids") is not None and given.get("attention_mask") is None
 
 
-_CACHES = ("cache", "past_key_values")  # what models call it, the newer name first
+CACHES = ("cache", "past_key_values")  # what models call it, the newer name first
 
 
 def _is_of_transformers(model: nn.Module) -> bool:

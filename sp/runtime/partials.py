@@ -50,5 +50,6 @@ def _merged(mine: Accumulator, q_BHSD: Tensor, world: World) -> Accumulator:
     packed_BHSF = torch.cat([out_BHSE, lse_BHS.unsqueeze(-1)], -1)
     total = Accumulator(q_BHSD, out_BHSE.shape[3])
     for part_BHSF in all_gather(world, packed_BHSF, [packed_BHSF.shape] * world.size, "partial results"):
-        total.merge(0, q_BHSD.shape[2], part_BHSF[..., :-1], part_BHSF[..., -1])
+        # Apart: of one row, as of one head that decodes one token, both would stay views of one buffer to the end.
+        total.merge(0, q_BHSD.shape[2], part_BHSF[..., :-1], part_BHSF[..., -1].clone())
     return total

@@ -38,8 +38,11 @@ class World:
 
     @property
     def ranks(self) -> list[int]:
-        """What the whole job calls them."""
-        return [] if self.group is None else dist.get_process_group_ranks(self.group)
+        """What the whole job calls them; of a world of threads, which is in no job, their own numbers."""
+        try:
+            return [] if self.group is None else dist.get_process_group_ranks(self.group)
+        except KeyError:
+            return [*range(self.size)]
 
     @property
     def outer(self) -> World:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from sp.errors import InputError, StrategyError
+from sp.errors import InputError, StrategyError, ValidationError
 from sp.executable import TURN, Executable, build
 from sp.fsdp import sharded_modules
 from sp.options import GLOBAL, Options
+from sp.passes.call import Outputs
 from sp.passes.fxtools import is_parameter, result
 from sp.program import Program
 from sp.request import Lengths, Request
@@ -52,7 +53,7 @@ def check_call(
     length: the global one where the example is one rank's shard.
 
     Raises StrategyError under fully_shard, InputError when there is nothing to try, UnsupportedModelError when the
-    model is refused, ValidationError when the transformed program fails where the plain model does not."""
+    model is refused, ValidationError when the transformed program fails or returns other constants."""
     _check_plain(model)
     with TURN, _defaults():  # nobody traces while this runs: models do ask whether they are being traced
         alone = _alone(options)
@@ -186,6 +187,8 @@ def _reference(
         return _both(name, lambda: bound_side(program, plain, ""), trials, eps)
     try:
         return _both("the plain model", lambda: _plain_side(executable, plain, given), trials, eps)
+    except ValidationError:
+        raise
     except Exception as error:  # the model's own code, which may raise anything
         raise InputError(
             f"{type(plain).__name__} itself fails on inputs drawn from the example: {type(error).__name__}: {error}",
@@ -203,9 +206,25 @@ def _plain_side(executable: Executable, plain: nn.Module, given: _Given) -> Side
 
     def call(*tensors: Tensor) -> Sequence[Tensor]:
         args, kwargs = given.request.call.rebuild(tensors)
-        return executable.outputs.flatten(twin.module(*args, **kwargs))
+        outputs = Outputs()
+        found = outputs.flatten(twin.module(*args, **kwargs))
+        _check_form(executable.outputs, outputs, type(plain).__name__)
+        return found
 
     return Side(call, twin.parameters, twin.buffers)
+
+
+def _check_form(made: Outputs, right: Outputs, name: str) -> None:
+    """What is no tensor is not compared in rows: constants, and containers of other tensors."""
+    mine, whole = (
+        f"{each.names} and {[one[0] for one in each.constants if one]} in {each.spec}" for each in (made, right)
+    )
+    if mine != whole:
+        raise ValidationError(
+            f"the transformed {name} returns {mine}",
+            needed=f"what the model returns: {whole}",
+            remedy="a model that asks whether it is being traced is another one then: let it not",
+        )
 
 
 def _precision(program: Program) -> torch.dtype:

@@ -15,17 +15,19 @@ from sp.validation.sides import Seen
 
 
 def compare(found: Seen, right: Seen, shaken: Seen, dtype: torch.dtype, where: str) -> Iterator[Row]:
-    """A row for each value and each gradient.
+    """A row for each value and each gradient that either side has.
 
     shaken: what the single device sees when parameters and inputs differ in the last digit.  dtype: the precision in
     which the model computes."""
-    for name, value in right.values.items():
-        yield _row(_Case(name, found.values.get(name), value, shaken.values.get(name), 0.0), dtype, where)
-    for scalar, gradients in right.gradients.items():
-        floor = negligible(dtype) * total_norm([g for g in gradients.values() if g is not None] or [torch.zeros(1)])
-        for name, gradient in gradients.items():
-            what, moved = f"d {scalar} / d {name}", shaken.gradients[scalar].get(name)
-            yield _row(_Case(what, found.gradients[scalar].get(name), gradient, moved, floor), dtype, where)
+    for name in {**right.values, **found.values}:
+        case = _Case(name, found.values.get(name), right.values.get(name), shaken.values.get(name), 0.0)
+        yield _row(case, dtype, where)
+    for scalar in {**right.gradients, **found.gradients}:
+        mine, whole, moved = (seen.gradients.get(scalar, {}) for seen in (found, right, shaken))
+        floor = negligible(dtype) * total_norm([g for g in whole.values() if g is not None] or [torch.zeros(1)])
+        for name in {**whole, **mine}:
+            case = _Case(f"d {scalar} / d {name}", mine.get(name), whole.get(name), moved.get(name), floor)
+            yield _row(case, dtype, where)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ def _row(case: _Case, dtype: torch.dtype, where: str) -> Row:
     if found.shape != right.shape:
         verdict = f"shape {tuple(found.shape)}, not {tuple(right.shape)}"
         return Row(what, norm, 0.0, math.inf, math.inf, verdict, where)
+    if found.dtype != right.dtype:
+        return Row(what, norm, 0.0, math.inf, math.inf, f"{found.dtype}, not {right.dtype}", where)
     mine, whole = _numbers(found), _numbers(right)
     if whole.numel() and not whole.isfinite().any():
         return Row(what, norm, math.nan, math.nan, math.nan, "nothing finite to compare", where)
@@ -60,13 +64,13 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _lonely_row(what: str, found: Tensor | None, right: Tensor | None, where: str) -> Row:
-    """A gradient that only one side has, or none."""
+    """What only one side has, or none: a gradient, or what a call changes."""
     if found is None and right is None:
         return Row(what, 0.0, 0.0, 0.0, 0.0, "exact", where)
     there = found if right is None else right
     assert there is not None
     norm = float(_numbers(there).norm())
-    verdict = "gradient where the plain model has none" if right is None else "no gradient"
+    verdict = "the plain model has none" if right is None else "missing"
     return Row(what, 0.0 if right is None else norm, 0.0, norm, math.inf, verdict, where)
 
 

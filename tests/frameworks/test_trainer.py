@@ -189,8 +189,8 @@ def refusal(given: dict[str, Any], folder: str, kind: str = "parallel") -> str:
         model = make()
         if kind == "sharded":
             model = sp.fully_shard(model, init_device_mesh("cpu", (2,), mesh_dim_names=("sp",)), compile=False)
-        elif kind == "parallel":
-            model = sp.parallelize(model, compile=False)
+        elif kind != "plain":
+            model = sp.parallelize(model, compile=False, **({"inputs": "local"} if kind == "parts" else {}))
         SequenceTrainer(model=model, args=arguments, train_dataset=samples(4, 1), data_collator=collate).train()
     except StrategyError as error:
         return str(error)
@@ -215,7 +215,11 @@ def test_what_does_not_fit_is_refused_by_name(given, complaint, world, tmp_path)
     [
         ("plain", "the model is a LlamaForCausalLM"),
         ("sharded", "is sharded, and Trainer saves what it takes to be whole"),
+        (
+            "parts",
+            "Trainer passes whole sequences and reads whole results, and the model was parallelized with inputs='lo",
+        ),
     ],
 )
-def test_a_plain_and_a_sharded_model_are_refused(kind, complaint, world, tmp_path):
+def test_what_is_not_whole_and_parallelized_is_refused(kind, complaint, world, tmp_path):
     assert all(complaint in said for said in world.run(refusal, {}, str(tmp_path), kind))

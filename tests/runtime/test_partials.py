@@ -9,7 +9,7 @@ from sp.layout import LAYOUTS
 from sp.mask import FULL
 from sp.runtime.ops.attention import attention
 from sp.testing import run_ranks
-from tests.runtime.attention_reference import SCALE, make_inputs, relative_errors, single
+from tests.runtime.attention_reference import SCALE, gather, make_inputs, relative_errors, single, spread
 
 
 def merged(inputs: list[Tensor], layout: str, kernel: str, world: int) -> list[list[Tensor]]:
@@ -49,6 +49,30 @@ def test_float64_is_exact(world: int, queries: int, keys: int, layout: str, kern
     for each in found:
         assert torch.equal(each[0], found[0][0]), "all ranks hold the same bits"
         assert max(relative_errors([each[0], *summed], right)) < 1e-13
+
+
+@pytest.mark.parametrize("kernel", ["dense", "flash"])
+@pytest.mark.parametrize("transport", ["merge", "ring", "allgather", "alltoall"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_one_row_of_one_head(dtype: torch.dtype, transport: str, kernel: str) -> None:
+    """Then every view is contiguous, and of what an op returns no two may share memory: a head that decodes a token, or
+    one token on each rank."""
+    world, size = 3, {"size": 8, "heads": 1, "groups": 1, "batch": 1, "dtype": dtype}
+    q, *_, grad = make_inputs(1, **size)
+    _, k, v, _ = make_inputs(world, **size)
+    inputs = [q, k, v, grad] if transport == "merge" else make_inputs(world, **size)
+    right = single(inputs, FULL)
+    if transport == "merge":
+        for found in merged(inputs, "striped", kernel, world):
+            assert max(relative_errors(found[:1], right[:1])) < 64 * torch.finfo(dtype).eps
+        return
+    layout = "contiguous" if transport == "alltoall" else "striped"
+
+    def rank(group: dist.ProcessGroup) -> list[Tensor]:
+        return spread(inputs, FULL, layout, kernel, group.group_name, group.rank(), world, transport)
+
+    found = gather(run_ranks(world, rank), layout, world)
+    assert max(relative_errors(found, right)) < 64 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -279,3 +279,35 @@ def test_caches_are_compared_whole():
     report = sp.check(decoder("Llama"), (prompt(9),), {"use_cache": True}, world_size=2)
     assert report.exact
     assert sum("keys" in row.what or "values" in row.what for row in report.rows) >= 4
+
+
+class Sly(nn.Module):
+    """Another model while it is traced."""
+
+    def __init__(self, ways: tuple) -> None:
+        super().__init__()
+        self.linear, self.ways = nn.Linear(4, 4), ways
+
+    def forward(self, x: Tensor):
+        return self.ways[torch.compiler.is_exporting()](self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("plain", "traced", "verdict"),
+    [
+        (lambda y: y.detach(), lambda y: y, "d outputs / d linear.weight: the plain model has none"),
+        (lambda y: y, lambda y: y.detach(), "d outputs / d linear.weight: missing"),
+        (lambda y: y, lambda y: y.float(), "output: torch.float32, not torch.float64"),
+        (lambda y: (y, y > 0), lambda y: (y, y > 1), "1: WRONG"),
+    ],
+)
+def test_a_difference_of_every_kind_is_a_row(plain, traced, verdict):
+    report = sp.check(Sly((plain, traced)), (torch.randn(2, 9, 4),), world_size=2)
+    assert verdict in [f"{row.what}: {row.verdict}" for row in report.rows]
+    assert not report.exact
+
+
+@pytest.mark.parametrize("traced", [lambda y: (y, 4), lambda y: (y, None), lambda y: (y, y), lambda y: [y, 3]])
+def test_other_constants_and_containers_are_no_exact_answer(traced):
+    with pytest.raises(sp.ValidationError, match=r"transformed Sly returns (.|\n)*needed: what the model returns: "):
+        sp.check(Sly((lambda y: (y, 3), traced)), (torch.randn(2, 9, 4),), world_size=2)
