@@ -14,19 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from torch import Tensor, nn
 
 from sp.errors import InputError
+from sp.inventory import Inventory
 from sp.runtime.checksums import sums
 
 FIRST, NEW = "first", "new"
 _WAITS = " waits"
 
 
-def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
+def whole_tensors(inventory: Inventory) -> dict[str, Tensor]:
     """Parameters and buffers by name, but those that are sharded (FSDP) or of a class that has its bits elsewhere."""
-    named = (*model.named_parameters(), *model.named_buffers())
+    named = chain(inventory.parameters.items(), inventory.buffers.items())
     return {name: value for name, value in named if type(value) in _PLAIN}
 
 

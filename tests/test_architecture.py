@@ -44,7 +44,8 @@ ARROWS = {
     "fsdp": ("errors", "torch"),
     "divisors": ("errors", "torch"),
     "settings": ("", "torch"),
-    "granted": ("fsdp settings", "torch"),
+    "inventory": ("", "torch"),
+    "granted": ("fsdp inventory settings", "torch"),
     "program": (f"{FACTS} devices", "torch sympy"),
     "mesh": ("errors strategy runtime.world", "torch"),
     "measure": ("costs errors mesh runtime.comm runtime.world", "torch"),
@@ -77,13 +78,14 @@ ARROWS = {
     "shelf": ("executable", "torch"),
     "validation": (f"{FACTS} fsdp program show.words runtime.world passes testing options request executable", "torch"),
     "gate": ("errors runtime.world", "torch"),
-    "values": ("errors runtime.checksums", "torch"),
+    "values": ("errors inventory runtime.checksums", "torch"),
     "handshake": ("errors executable options request runtime values", "torch"),
     "fitting": (f"{FACTS} options request runtime.shards runtime.world", "torch"),
+    "accord": (f"errors {CALLS} gradients granted handshake inventory runtime.agreement values", "torch"),
     "module": (
         (
-            f"{FACTS} {CALLS} captures facade gate generation gradients handshake program shelf show runtime passes"
-            " transforms validation values"
+            f"{FACTS} {CALLS} accord captures facade gate generation gradients handshake program shelf show runtime"
+            " passes transforms validation"
         ),
         "torch",
     ),
