@@ -7,7 +7,9 @@ Reading everything takes about as long as one product with all parameters, so it
     new       where tensors have been replaced by others
     3         where one rank's tensors were written to more often than another's (here 3 times) since the last time
 
-After each time that finds no difference, twice as many calls go by before new tensors and writes are a reason again.
+After each time that finds no difference, twice as many calls go by before new tensors and writes are a reason again, but
+never more than LATEST: a model whose tensors are replaced at every call (`torch.func.functional_call`) would else pay
+for a comparison each time, and one that is bounded by nothing would find the write of one rank as late as it likes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from sp.errors import InputError
 from sp.inventory import Inventory
 from sp.runtime.checksums import sums
 
+LATEST = 64  # calls from one comparison to the next that there is reason for
 FIRST, NEW = "first", "new"
 _WAITS = " waits"
 
@@ -54,7 +57,8 @@ def _word(value: Tensor) -> str:
 
 @dataclass
 class Values:
-    """When they were compared last, and what has happened since."""
+    """When they were compared last, and what has happened since.  patience: the first call after a comparison at which
+    new tensors and writes are a reason for another."""
 
     states: set[str] = field(default_factory=set[str])
     ids: tuple[int, ...] = ()
@@ -72,7 +76,7 @@ class Values:
 
     def equal(self, tensors: Mapping[str, Tensor], state: str) -> None:
         """All ranks hold the same, as was seen now."""
-        self.patience = 2 * self.patience + 1 if state in self.states else 0
+        self.patience = min(2 * self.patience + 1, LATEST) if state in self.states else 0
         self.states.add(state)
         self.ids, self.writes, self.calls = _ids(tensors), _writes(tensors), 0
 
