@@ -7,9 +7,9 @@ Reading everything takes about as long as one product with all parameters, so it
     new       where tensors have been replaced by others
     3         where one rank's tensors were written to more often than another's (here 3 times) since the last time
 
-After each time that finds no difference, twice as many calls go by before new tensors and writes are a reason again, but
-never more than LATEST: a model whose tensors are replaced at every call (`torch.func.functional_call`) would else pay
-for a comparison each time, and one that is bounded by nothing would find the write of one rank as late as it likes.
+After each time that finds no difference, twice as many calls go by before new tensors and writes are a reason again, as
+a model whose tensors are replaced at every call (`torch.func.functional_call`) would else pay for a comparison each
+time; but never more than LATEST, so that no write is found later than that.
 """
 
 from __future__ import annotations

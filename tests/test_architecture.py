@@ -70,13 +70,20 @@ ARROWS = {
     "slots": ("", "torch"),
     "pieces": ("fsdp passes.pieces", "torch"),
     "traces": ("", "torch"),
+    "traceable": ("errors fsdp passes traces", "torch"),
     "executable": (
-        (f"{FACTS} caches choice costs divisors fsdp program passes pieces options request runtime.world slots traces"),
+        (
+            f"{FACTS} caches choice costs divisors fsdp program passes pieces options request runtime.world slots"
+            " traceable"
+        ),
         "torch sympy",
     ),
     "captures": ("executable granted runtime.tally", "torch"),
     "shelf": ("executable", "torch"),
-    "validation": (f"{FACTS} fsdp program show.words runtime.world passes testing options request executable", "torch"),
+    "validation": (
+        f"{FACTS} fsdp program show.words runtime.world passes testing options request executable traceable",
+        "torch",
+    ),
     "gate": ("errors runtime.world", "torch"),
     "values": ("errors inventory runtime.checksums", "torch"),
     "handshake": ("errors executable options request runtime values", "torch"),
@@ -91,7 +98,7 @@ ARROWS = {
     ),
     "given": ("errors facade", "torch"),
     "asked": (f"{FACTS} costs given passes options", "torch"),
-    "register": (f"{FACTS} passes executable testing", "torch"),
+    "register": (f"{FACTS} passes testing traceable", "torch"),
     "api": (f"{FACTS} asked costs given mesh show passes options request executable validation module", "torch"),
     "tracing": ("errors mesh runtime.comm runtime.world", "torch"),
     "counting": ("mesh module runtime.tally runtime.world show.words", "torch"),
