@@ -17,7 +17,7 @@ from benchmarks.result import Result
 # Run where none is named, in this order; the others take long, or measure a machine that not everybody has.
 USUAL = (
     *("attention", "step", "memory", "passes", "compile", "bytes", "wait", "window", "masked", "published"),
-    *("scaling", "worlds", "imports"),
+    *("scaling", "worlds", "imports", "handshake"),
 )
 NAMES = (*USUAL, "errors", "memory_2d", "long", "drift", "gpu_ranks")
 HELP = {

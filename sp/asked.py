@@ -50,8 +50,7 @@ def options_of(
 
 def strategy_of(strategy: str) -> Strategy | None:
     """None stands for a choice."""
-    check_kind("strategy", strategy, (str,), "a name in sp.STRATEGIES, or 'auto'")
-    return None if strategy == AUTO else find_strategy(strategy)
+    return None if isinstance(strategy, str) and strategy == AUTO else find_strategy(strategy)
 
 
 def machine_of(machine: Machine | str | None) -> Machine | None:

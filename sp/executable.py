@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -16,9 +14,9 @@ from sp.caches import closed, leave_behind, sharded_cache
 from sp.choice import choose, estimate_program
 from sp.costs import Estimates
 from sp.divisors import check_divisors
-from sp.errors import InputError, StrategyError, UnsupportedModelError
+from sp.errors import InputError, StrategyError
 from sp.fitting import origin
-from sp.fsdp import Hooks, sharded_modules, stand_ins
+from sp.fsdp import Hooks, sharded_modules
 from sp.options import BLOCKS, Options
 from sp.passes import distribution, preparation
 from sp.passes.bind import bind
@@ -27,7 +25,6 @@ from sp.passes.checkpoint import marked, with_regions
 from sp.passes.manager import run_passes
 from sp.passes.modes import without_autocast
 from sp.passes.pieces import block_paths, cut
-from sp.passes.saved_tensors import callers_hooks_aside
 from sp.passes.tables import Tables
 from sp.pieces import assemble
 from sp.program import LENGTH_CARRIER, NOISE_SEED, Program
@@ -35,11 +32,7 @@ from sp.request import Lengths, Request
 from sp.runtime.world import find_world, seat_name
 from sp.slots import Slot, slots_of
 from sp.strategy import STRATEGIES, Strategy
-from sp.traces import Texts, swept
-
-# Tracing and symbolic sizes belong to the process, not to the thread: ranks that are threads take turns.  Who has the
-# turn may build several times in it, and run what is built (validation): nobody traces meanwhile.
-TURN = threading.RLock()
+from sp.traceable import for_building, for_looking, refuse_backward_hooks
 
 
 @dataclass
@@ -122,10 +115,10 @@ def build(
     """Capture `model` for calls like `request` over global `lengths`, transform, bind and compile it.
 
     mesh: how many ranks there are, for a choice of the strategy; None asks the group."""
-    _refuse_backward_hooks(model)
+    refuse_backward_hooks(model)
     if sharded := sharded_modules(model):
         check_divisors(model, sharded, find_world(options.group).ranks, options.sync_gradients)
-    with _for_tracing(model) as texts:
+    with for_building(model) as texts:
         captured, outputs = _captured(model, request, lengths, options)
         prepared, estimates = run_passes(captured, preparation(options.outputs)), None
         if options.strategy is None:
@@ -143,18 +136,6 @@ def build(
     return replace(made, shared=request.shared, state=request.state, tables=tables, group=options.group)
 
 
-def _refuse_backward_hooks(model: nn.Module) -> None:
-    """torch.export leaves them out."""
-    for path, module in model.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            raise UnsupportedModelError(
-                f"{path!r} of the model has a backward hook, which a graph does not run"
-                if path
-                else "the model has a backward hook, which a graph does not run",
-                remedy="register it on the parallelized model, or hooks on parameters (parameter.register_hook)",
-            )
-
-
 def estimate_call(
     model: nn.Module,
     request: Request,
@@ -164,7 +145,7 @@ def estimate_call(
     only: Sequence[Strategy] | None,
 ) -> Estimates:
     """What such a call over global `lengths` would take under each strategy, or some.  Nothing is transformed."""
-    with TURN, _as_parameters(model), swept():
+    with for_looking(model):
         captured, _ = _captured(model, request, request.lengths, options)
         prepared = run_passes(captured, preparation(options.outputs))
         _check_lengths(prepared, lengths, type(model).__name__)
@@ -192,30 +173,6 @@ def _check_lengths(program: Program, lengths: Lengths, name: str) -> None:
                 f"one graph of {name} does not hold for a sequence of {length} tokens",
                 needed=f"{sequence.shortest} … {sequence.longest or '∞'} tokens",
             )
-
-
-@contextmanager
-def _for_tracing(model: nn.Module) -> Generator[Texts]:
-    """This thread's turn, with the model as torch.export takes it, and without what the caller has around the call."""
-    with TURN, _as_parameters(model), stand_ins(model), callers_hooks_aside(), swept() as texts:
-        yield texts
-
-
-@contextmanager
-def _as_parameters(model: nn.Module) -> Generator[None]:
-    """Under `torch.func.functional_call` a model's parameters are plain tensors, which torch.export refuses."""
-    places = [(module._parameters, name) for module in model.modules() for name in module._parameters]
-    plain = [
-        (held, name, held[name]) for held, name in places if not isinstance(held[name], (nn.Parameter, type(None)))
-    ]
-    made = {id(value): nn.Parameter(value.detach()) for _, _, value in plain if value is not None}
-    for held, name, value in plain:
-        held[name] = made[id(value)]
-    try:
-        yield
-    finally:
-        for held, name, value in plain:
-            held[name] = value
 
 
 def _runnable(

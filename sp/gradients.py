@@ -22,7 +22,7 @@ MESSAGE_BYTES = 25 << 20  # as in DDP: what is packed together
 
 def gradients_word(parameters: Iterable[nn.Parameter], sync: bool) -> str:
     """What ranks must agree on before they talk in backward: whether there will be one, and of which parameters."""
-    trained = "".join(str(int(parameter.requires_grad)) for parameter in parameters)
+    trained = "".join(["1" if parameter.requires_grad else "0" for parameter in parameters])
     word = hashlib.sha256(trained.encode()).hexdigest()[:8]
     gradients = f"{trained.count('1')} of {len(trained)} parameters ({word})" if torch.is_grad_enabled() else "none"
     return gradients if sync else f"{gradients}, left to others or no_sync"

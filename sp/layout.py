@@ -120,7 +120,8 @@ class _Nested(Layout):
 
     def _share(self, length: int, rank: int, world: int) -> tuple[int, int]:
         """Which of the tokens of its group a rank has: from, and up to."""
-        assert world % self.inner == 0, f"{world} ranks are no groups of {self.inner}"
+        if world % self.inner:
+            raise AssertionError(f"{world} ranks are no groups of {self.inner}")
         group, place = rank // self.inner, rank % self.inner
         held = self.base.local_length(length, group, world // self.inner)
         return place * held // self.inner, (place + 1) * held // self.inner
@@ -188,7 +189,8 @@ def contiguous_parts(lengths: Sequence[int]) -> str:
 
 
 def _parts(lengths: Sequence[int], length: int, rank: int, world: int) -> tuple[Run, ...]:
-    assert (sum(lengths), len(lengths)) == (length, world), f"{lengths} for {length} tokens on {world} ranks"
+    if (sum(lengths), len(lengths)) != (length, world):
+        raise AssertionError(f"{lengths} for {length} tokens on {world} ranks")
     return (Run(sum(lengths[:rank]), 1, lengths[rank]),)
 
 

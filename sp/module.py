@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from sp.accord import Accord
 from sp.captures import note_call, note_capture
 from sp.course import passing
 from sp.errors import SpError, ValidationError
 from sp.executable import Executable, build
 from sp.facade import Facade, outside_of_graphs
-from sp.fitting import check_fit, dealt, global_length
+from sp.fitting import dealt, global_length
 from sp.gate import Gate
 from sp.generation import generate
-from sp.gradients import averaged_at_the_end, gradients_text, gradients_word, watch_sums
-from sp.handshake import Handshake, said_of, worded
+from sp.gradients import averaged_at_the_end, watch_sums
+from sp.handshake import Handshake, worded
 from sp.layout import find_layout
 from sp.options import CONTIGUOUS, Options
 from sp.request import Lengths, Request
@@ -34,7 +35,6 @@ from sp.shelf import take
 from sp.show import Report
 from sp.transforms import refuse_transforms
 from sp.validation import check_call
-from sp.values import Values, to_be_compared, whole_tensors
 
 # With validate=True a capture is tried in a world of its own size, but of no more threads than these, or 2 x 2.
 VALIDATION_RANKS = 4
@@ -58,9 +58,8 @@ class ParallelModule(Facade):
         super().__init__(model)
         self.__dict__["options"] = options
         self.__dict__["executables"] = list[Executable]()
-        self.__dict__["agreed"] = dict[str, int]()  # calls that all ranks made alike, by their keys, in order
+        self.__dict__["accord"] = Accord(model)
         self.__dict__["gate"] = Gate()
-        self.__dict__["values"] = Values()
 
     @property
     def layout(self) -> BoundLayout:
@@ -96,7 +95,7 @@ class ParallelModule(Facade):
             return self._run(Handshake(world, self._parameter_device()), args, kwargs, refusal)
 
     def _run(self, shake: Handshake, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: SpError | None) -> Any:
-        request, held = self._agree_on_call(shake, args, kwargs, refusal)
+        request, held = self.accord.on_call(shake, (args, kwargs), self.options, self.executables, refusal)
         lengths = request.lengths if held is None else (global_length(held, self.options),)
         executable = self._agree_on_program(shake, request, lengths)
         if held is not None and self.options.inputs == CONTIGUOUS:
@@ -163,43 +162,6 @@ class ParallelModule(Facade):
                 remedy="call the model once, or pass example_args to parallelize",
             )
         return self.executables[-1]
-
-    def _agree_on_call(
-        self, shake: Handshake, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: SpError | None
-    ) -> tuple[Request, list[int] | None]:
-        """The call, and how many tokens each rank holds of it where inputs are local; every rank raises if any rank's
-        call does not fit."""
-        request, failure, tensors = None, None, whole_tensors(self.plain)
-        try:
-            if refusal is not None:
-                raise refusal
-            request = Request.of(self.plain, args, kwargs, self.options.sequence_dim)
-            check_fit(request, self.options, shake.world)
-            for known in self.executables:
-                if known.key == request.key:
-                    known.check_indices(request)
-                    break
-            statement = said_of(request, self.options, self.executables, self.agreed)
-            gradients = gradients_word(self.parameters(), self.options.sync_gradients)
-            changes = self.values.changes(tensors, request.state)
-            statement = replace(statement, options=self.options.said, gradients=gradients, changes=changes)
-        except Exception as error:  # noqa: BLE001 - raised, once the others know
-            failure, statement = error, Statement(options=self.options.said, error=worded(error))
-        statements = shake.exchange(statement, failure, lambda name: self._text(name, request))
-        assert request is not None
-        if to_be_compared([said.changes for said in statements]):
-            shake.compare_values(self.values, tensors, request.state)
-        self.agreed.setdefault(request.key, len(self.agreed))
-        if not self.options.local_inputs or request.past is not None:
-            return request, None
-        return request, [int(said.length) for said in statements]
-
-    def _text(self, name: str, request: Request | None) -> str:
-        """What stands behind a hash in the statement of a call."""
-        if name == "gradients":
-            return gradients_text(self.plain.named_parameters(), self.options.sync_gradients)
-        assert request is not None, "ranks that have no request say so"
-        return request.text if name == "call" else request.state
 
     def _agree_on_program(self, shake: Handshake, request: Request, lengths: Lengths) -> Executable:
         """The executable for this call.  A new one is compared by hash: capture or passes may have failed elsewhere."""

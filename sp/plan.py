@@ -96,7 +96,8 @@ def plan_of(plan: Plan, rank: int) -> Plan:
 @lru_cache(maxsize=4096)
 def make_local_plan(layout: str, mask: Band, length: int, world: int, rank: int, keys: int) -> Plan:
     """The plan of `rank` for `length` queries that every rank has: one step, against the rank's own share of `keys`."""
-    assert mask == FULL, f"{mask} compares positions of two sequences, the queries have none"
+    if mask != FULL:
+        raise AssertionError(f"{mask} compares positions of two sequences, the queries have none")
     rule = find_layout(layout)
     tile = trim(Tile(0, length, 0, rule.local_length(keys, rank, world)))
     step = Step(rank, () if tile is None else (tile,))

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sp.errors import RuleError
-from sp.executable import TURN
 from sp.passes.rule_book import BOOK, Entry
 from sp.passes.rule_table import TABLE
 from sp.passes.rules import Pattern, Refused, Rule, by_pattern, labels_of, parse, pointwise
 from sp.testing.oracle import Verdict, WrongRuleError, check_rule
+from sp.traceable import TURN
 
 Op = str | torch._ops.OpOverload | torch._ops.OpOverloadPacket
 POINTWISE = "pointwise"

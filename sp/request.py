@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sp.caches import Origin, caches_in, global_length, origin_of
 from sp.devices import without_numbers
-from sp.granted import model_state
+from sp.granted import State, model_state
 from sp.passes.call import Call
 from sp.passes.input_dims import Dims, SequenceDim, Stretch, batch_dim, sequence_dims, sequence_lengths, stretches
 from sp.passes.modes import autocast_now
@@ -41,19 +41,26 @@ class Request:
     caches: tuple[object, ...] = ()
 
     @staticmethod
-    def of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], sequence_dim: SequenceDim) -> Request:
-        """Take a call apart.  InputError says which argument does not fit."""
+    def of(
+        model: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sequence_dim: SequenceDim,
+        state: State | None = None,
+    ) -> Request:
+        """Take a call apart.  InputError says which argument does not fit.  state: of the model, where it is known."""
         call, tensors = Call.of(model, args, kwargs)
         caches = [*caches_in((args, kwargs))]
         past = global_length(caches)
         dims = sequence_dims(call, tensors, sequence_dim, past)
         lengths = sequence_lengths(call, tensors, dims, past)
         held = stretches(call, tensors, dims, lengths, past)
-        lines = [*call.lines(), *_modes(model), *_input_pattern(call, tensors, held, past)]
-        text, state = "\n".join(lines), model_state(model)
-        key, shared = _word(f"{text} {state}"), without_numbers(text)
+        state = state or model_state(model)
+        modes = [*state.modes, f"autocast: {autocast_now()}"]
+        text = "\n".join([*call.lines(), *modes, *_input_pattern(call, tensors, held, past)])
+        key, shared = _word(f"{text} {state.word}"), without_numbers(text)
         given = call, tuple(tensors), tuple(dims), lengths
-        return Request(*given, key, shared, _word(shared), state, past, tuple(caches))
+        return Request(*given, key, shared, _word(shared), state.text, past, tuple(caches))
 
     def locals(self, inputs_are_local: bool) -> list[bool]:
         """Which tensors are this rank's part of a sequence.  Beside a cache, what holds new tokens never is."""
@@ -82,14 +89,6 @@ class Request:
 
 def _word(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _modes(model: nn.Module) -> list[str]:
-    """Modes, dtypes and devices: what ranks have most likely set apart."""
-    training = "".join("t" if module.training else "e" for module in model.modules())
-    words = {"t" * len(training): "train", "e" * len(training): "eval"}
-    kinds = sorted({f"{value.dtype} {value.device}" for value in (*model.parameters(), *model.buffers())})
-    return [f"mode: {words.get(training, training)}", f"parameters and buffers: {kinds}", f"autocast: {autocast_now()}"]
 
 
 def _input_pattern(

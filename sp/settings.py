@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 _PLAIN = (Number, str, bytes, Enum, type(None), torch.dtype, torch.device)
+_EXACT = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 # Attributes that hold what a model was made by, of whatever class.
@@ -37,7 +38,7 @@ _DEEPEST = 4
 
 def shown(value: object, depth: int = _DEEPEST) -> object:
     """Plain values as they are; of others no more than their kind."""
-    if isinstance(value, _PLAIN):
+    if type(value) in _EXACT or isinstance(value, _PLAIN):  # the first is nearly all, and the second slow
         return repr(value)
     if isinstance(value, Tensor):
         return (*like(value), value.requires_grad, *(() if depth == _DEEPEST else (id(value),)))
@@ -67,8 +68,9 @@ def settings(name: str, value: object, depth: int = _DEEPEST) -> object:
 
 
 def is_settings(name: str, value: object) -> bool:
-    named = name in _NAMES or name.endswith("_config")
-    return named and hasattr(value, "__dict__") and not isinstance(value, (Collection, type, *_FUNCTIONS))
+    if type(value) in _EXACT or not (name in _NAMES or name.endswith("_config")):
+        return False
+    return hasattr(value, "__dict__") and not isinstance(value, (Collection, type, *_FUNCTIONS))
 
 
 def like(value: Tensor) -> tuple[object, ...]:

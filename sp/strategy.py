@@ -62,7 +62,7 @@ def find_strategy(name: str) -> Strategy:
 
     StrategyError lists the known ones."""
     if not isinstance(name, str):
-        raise StrategyError(f"the strategy is a {type(name).__name__}", needed="its name, as 'striped'")
+        raise StrategyError(f"the strategy is a {type(name).__name__}", needed="a name, as 'striped', in sp.STRATEGIES")
     base, wide, block = name.partition(":")
     if base not in STRATEGIES:
         known = ", ".join(sorted(STRATEGIES))

@@ -7,26 +7,31 @@ Reading everything takes about as long as one product with all parameters, so it
     new       where tensors have been replaced by others
     3         where one rank's tensors were written to more often than another's (here 3 times) since the last time
 
-After each time that finds no difference, twice as many calls go by before new tensors and writes are a reason again.
+After each time that finds no difference, twice as many calls go by before new tensors and writes are a reason again, as
+a model whose tensors are replaced at every call (`torch.func.functional_call`) would else pay for a comparison each
+time; but never more than LATEST, so that no write is found later than that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from torch import Tensor, nn
 
 from sp.errors import InputError
+from sp.inventory import Inventory
 from sp.runtime.checksums import sums
 
+LATEST = 64  # calls from one comparison to the next that there is reason for
 FIRST, NEW = "first", "new"
 _WAITS = " waits"
 
 
-def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
+def whole_tensors(inventory: Inventory) -> dict[str, Tensor]:
     """Parameters and buffers by name, but those that are sharded (FSDP) or of a class that has its bits elsewhere."""
-    named = (*model.named_parameters(), *model.named_buffers())
+    named = chain(inventory.parameters.items(), inventory.buffers.items())
     return {name: value for name, value in named if type(value) in _PLAIN}
 
 
@@ -52,7 +57,8 @@ def _word(value: Tensor) -> str:
 
 @dataclass
 class Values:
-    """When they were compared last, and what has happened since."""
+    """When they were compared last, and what has happened since.  patience: the first call after a comparison at which
+    new tensors and writes are a reason for another."""
 
     states: set[str] = field(default_factory=set[str])
     ids: tuple[int, ...] = ()
@@ -70,7 +76,7 @@ class Values:
 
     def equal(self, tensors: Mapping[str, Tensor], state: str) -> None:
         """All ranks hold the same, as was seen now."""
-        self.patience = 2 * self.patience + 1 if state in self.states else 0
+        self.patience = min(2 * self.patience + 1, LATEST) if state in self.states else 0
         self.states.add(state)
         self.ids, self.writes, self.calls = _ids(tensors), _writes(tensors), 0
 

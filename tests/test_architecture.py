@@ -44,7 +44,8 @@ ARROWS = {
     "fsdp": ("errors", "torch"),
     "divisors": ("errors", "torch"),
     "settings": ("", "torch"),
-    "granted": ("fsdp settings", "torch"),
+    "inventory": ("", "torch"),
+    "granted": ("fsdp inventory settings", "torch"),
     "program": (f"{FACTS} devices", "torch sympy"),
     "mesh": ("errors strategy runtime.world", "torch"),
     "measure": ("costs errors mesh runtime.comm runtime.world", "torch"),
@@ -70,30 +71,35 @@ ARROWS = {
     "slots": ("", "torch"),
     "pieces": ("fsdp passes.pieces", "torch"),
     "traces": ("", "torch"),
+    "traceable": ("errors fsdp passes traces", "torch"),
     "executable": (
         (
-            f"{FACTS} caches choice costs divisors fitting fsdp program passes pieces options request runtime.world"
-            " slots traces"
+            f"{FACTS} caches choice costs divisors fitting fsdp program passes pieces options request runtime.world "
+            "slots traceable"
         ),
         "torch sympy",
     ),
     "captures": ("executable granted runtime.tally", "torch"),
     "shelf": ("executable", "torch"),
-    "validation": (f"{FACTS} fsdp program show.words runtime.world passes testing options request executable", "torch"),
+    "validation": (
+        f"{FACTS} fsdp program show.words runtime.world passes testing options request executable traceable",
+        "torch",
+    ),
     "gate": ("errors runtime.world", "torch"),
-    "values": ("errors runtime.checksums", "torch"),
+    "values": ("errors inventory runtime.checksums", "torch"),
     "handshake": ("errors executable options request runtime values", "torch"),
     "fitting": (f"{FACTS} caches options request runtime.shards runtime.world", "torch"),
+    "accord": (f"errors {CALLS} gradients granted handshake inventory runtime.agreement values", "torch"),
     "module": (
         (
-            f"{FACTS} {CALLS} captures course facade gate generation gradients handshake program shelf show runtime"
-            " passes transforms validation values"
+            f"{FACTS} {CALLS} accord captures course facade gate generation gradients handshake program shelf show runtime"
+            " passes transforms validation"
         ),
         "torch",
     ),
     "given": ("errors facade", "torch"),
     "asked": (f"{FACTS} costs given passes options", "torch"),
-    "register": (f"{FACTS} passes executable testing", "torch"),
+    "register": (f"{FACTS} passes testing traceable", "torch"),
     "api": (f"{FACTS} asked costs given mesh show passes options request executable validation module", "torch"),
     "tracing": ("errors mesh runtime.comm runtime.world", "torch"),
     "counting": ("mesh module runtime.tally runtime.world show.words", "torch"),

@@ -15,7 +15,8 @@ from torch.nn.utils import parametrize
 
 import sp
 from sp.devices import without_numbers
-from sp.granted import model_state
+from sp.granted import Granted, model_state
+from sp.inventory import Inventory
 from sp.testing.compare import relative_error
 
 D, VOCAB = 8, 13
@@ -199,6 +200,38 @@ def test_the_model_as_it_is_now(name: str) -> None:
     assert len(parallel.executables) == (2 if name in CHANGES else 1)
 
 
+@pytest.mark.parametrize("name", [*CHANGES, *FOLLOWED])
+def test_what_is_kept_of_a_state_is_what_is_read_anew(name: str) -> None:
+    model, granted = Model(), Granted()
+    before = granted.state(Inventory.of(model))
+    assert granted.state(Inventory.of(model)) is before == model_state(model)
+    (CHANGES | FOLLOWED)[name](model)
+    now = granted.state(Inventory.of(model))
+    assert now == model_state(model)
+    assert (now != before) == (name in CHANGES)
+
+
+def test_equal_numbers_that_are_written_differently() -> None:
+    model, granted, words = Model(), Granted(), list[str]()
+    values = (1, True, 1.0, complex(1), 0.0, -0.0, "1", torch.float32, "torch.float32", Mode.ONCE, None, [1], [True])
+    for value in values:
+        model.blocks[1].gain = value  # type: ignore[assignment]
+        words.append(granted.state(Inventory.of(model)).word)
+        assert words[-1] == model_state(model).word
+    assert len(set(words)) == len(values)
+
+
+def test_another_config_of_the_same_model() -> None:
+    """Each is written once, where it is found first; which module holds which is written for all."""
+    model = Model()
+    first, second = model.blocks
+    first.config, second.config = model.config, Config()  # type: ignore[assignment]
+    second.config.squash = True  # type: ignore[union-attr]
+    before = model_state(model)
+    first.config = second.config
+    assert model_state(model) != before
+
+
 def test_dropout_of_another_probability() -> None:
     model = Model().train()
     parallel = sp.parallelize(model, compile=False)
@@ -220,7 +253,7 @@ def test_a_state_depends_on_no_process() -> None:
         each.many = list(range(1000))  # type: ignore[assignment]
         each.thing = object()  # type: ignore[assignment]
     assert model_state(model) == model_state(twin)
-    assert " at 0x" not in model_state(model)
+    assert " at 0x" not in model_state(model).text
 
 
 def test_devices_without_their_numbers() -> None:

@@ -73,7 +73,8 @@ class RewriteAttention:
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if is_ours(node, program) and node.name not in program.refused]
-        assert not left, f"attention left {left}"
+        if left:
+            raise AssertionError(f"attention left {left}")
 
     def _rewrite(self, node: fx.Node, program: Program, algebra: IndexAlgebra) -> AttentionSite | Refusal:
         call = AttentionCall.of(node)

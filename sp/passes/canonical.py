@@ -38,7 +38,8 @@ class Canonical:
 
     def check(self, program: Program) -> None:
         order = [node.name for node in _needed(program.graph)]
-        assert order == [node.name for node in program.graph.nodes][:-1], "canonical left another order"
+        if order != [node.name for node in program.graph.nodes][:-1]:
+            raise AssertionError("canonical left another order")
 
 
 def _needed(graph: fx.Graph) -> Iterator[fx.Node]:

@@ -228,6 +228,7 @@ def _sequence_symbols(module: fx.GraphModule, given: _Given) -> list[sympy.Symbo
         for dim, stretch in held.items():
             symbol = shape(node)[dim]
             if stretch.more == 0:
-                assert isinstance(symbol, sympy.Symbol), f"{node}: the sequence was specialised to {symbol}"
+                if not isinstance(symbol, sympy.Symbol):
+                    raise AssertionError(f"{node}: the sequence was specialised to {symbol}")
                 found.setdefault(stretch.sequence, symbol)
     return [found[number] for number in range(len(given.lengths))]

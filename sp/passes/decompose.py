@@ -76,7 +76,8 @@ class Decompose:
     def check(self, program: Program) -> None:
         left = [node for node in activations(program) if op_name(node) == "aten.select"]
         left = [node for node in left if picks.on_sequence(node, program) and node.name not in program.refused]
-        assert not left, f"decompose left {left}"
+        if left:
+            raise AssertionError(f"decompose left {left}")
 
 
 def activations(program: Program) -> set[fx.Node]:

@@ -87,16 +87,15 @@ def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) ->
     anything = (Lengths(),) * axes.count
     try:
         return _export(flat, model, examples, axes, anything)
-    except _FixedLengthError as error:  # perhaps the length at hand is a special one, as 5 is for x[:, -5:]
-        longer = error.length + 1
+    except UnsupportedModelError as error:
+        fixed = _fixed_length(str(error.__cause__)) or ""
+        if not fixed.isdigit():
+            raise
+        longer = int(fixed) + 1  # perhaps the length at hand is a special one, as 5 is for x[:, -5:]
         try:
             return _export(flat, model, lambda least: examples([max(one, longer) for one in least]), axes, anything)
         except UnsupportedModelError:
             raise error from error.__cause__
-
-
-class _FixedLengthError(UnsupportedModelError):
-    length: int
 
 
 def _export(
@@ -206,15 +205,11 @@ def _untraceable(error: Exception, model: nn.Module, fixed_at: str) -> Unsupport
     fixed = _fixed_length(message)
     if fixed:
         only = f"fixes its sequence length at {fixed}" if fixed.isdigit() else f"takes only some lengths: S = {fixed}"
-        kind = _FixedLengthError if fixed.isdigit() else UnsupportedModelError
-        refused = kind(
+        return UnsupportedModelError(
             f"{name} {only}{fixed_at}",
             needed="a forward that works for any length",
             remedy="read sizes from the inputs (x.shape) instead of a constant; " + _in_words(message),
         )
-        if isinstance(refused, _FixedLengthError):
-            refused.length = int(fixed)
-        return refused
     advice = "the model itself may refuse this call: try it without sp"
     return UnsupportedModelError(
         f"torch.export cannot trace {name}: {type(error).__name__}: {(_lines(message) or [''])[0]}{_place(error)}",

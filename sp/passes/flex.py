@@ -60,7 +60,8 @@ class Flex:
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) == FLEX and node.name not in program.refused]
-        assert not left, f"flex left {left}"
+        if left:
+            raise AssertionError(f"flex left {left}")
 
 
 def _refuse_vmap(program: Program) -> None:

@@ -55,7 +55,8 @@ class Functionalize:
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if changes_in_place(node) and node.name not in program.refused]
-        assert not left, f"functionalize left {left}"
+        if left:
+            raise AssertionError(f"functionalize left {left}")
 
 
 class _Rewriter:

@@ -58,8 +58,8 @@ class Localize:
 
     def check(self, program: Program) -> None:
         for node in program.graph.nodes:
-            if op_name(node) == "sp.shard":
-                assert not isinstance(node.args[0].meta["placement"], Sharded), f"{node} cuts a shard again"
+            if op_name(node) == "sp.shard" and isinstance(node.args[0].meta["placement"], Sharded):
+                raise AssertionError(f"{node} cuts a shard again")
 
 
 def _found(program: Program) -> Placements:
@@ -67,7 +67,8 @@ def _found(program: Program) -> Placements:
     if isinstance(program.found, Placements):
         return program.found
     found, refusals = find_placements(program)
-    assert not refusals.listed, "place has refused nothing"
+    if refusals.listed:
+        raise AssertionError("place has refused nothing")
     return found
 
 

@@ -35,7 +35,8 @@ def _check_sequences(program: Program, name: str) -> None:
     inputs = program.graph.find_nodes(op="placeholder")
     sizes = [size for node in inputs if tensor(node) is not None for size in shape(node)]
     known = {symbol for size in sizes for symbol in size.free_symbols}
-    assert program.symbols <= known, f"{name} has fixed the length of a sequence"
+    if not program.symbols <= known:
+        raise AssertionError(f"{name} has fixed the length of a sequence")
 
 
 def run_passes(

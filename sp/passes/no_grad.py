@@ -39,7 +39,8 @@ class Detach:
         return program.note(self.name, f"{count} values made under no_grad detached")
 
     def check(self, program: Program) -> None:
-        assert not any(is_quiet(node) for node in program.graph.nodes), "detach left modes"
+        if any(is_quiet(node) for node in program.graph.nodes):
+            raise AssertionError("detach left modes")
 
 
 def _detach(node: fx.Node, users: list[fx.Node]) -> None:

@@ -48,7 +48,8 @@ class SeedNoise:
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) in _DROPOUTS]
-        assert not left, f"noise left {left}"
+        if left:
+            raise AssertionError(f"noise left {left}")
 
 
 def _seed_input(program: Program) -> fx.Node:

@@ -58,7 +58,8 @@ class Normalize:
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) in ERASED]
-        assert not left, f"normalize left {left}"
+        if left:
+            raise AssertionError(f"normalize left {left}")
 
 
 def _in_place(program: Program) -> dict[str, Refusal]:

@@ -47,7 +47,8 @@ class Drop:
 
     def check(self, program: Program) -> None:
         values = cast("Sequence[fx.Node]", program.graph.output_node().args[0])
-        assert len(values) == len(program.outputs), f"{len(values)} outputs, {len(program.outputs)} ports"
+        if len(values) != len(program.outputs):
+            raise AssertionError(f"{len(values)} outputs, {len(program.outputs)} ports")
 
     def _keeps(self, port: Port) -> bool:
         return form_of(port, self.outputs) != "none"

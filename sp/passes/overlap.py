@@ -82,7 +82,8 @@ class Overlap:
         for node in program.graph.nodes:
             if op_name(node) == "sp.promise":
                 users = [op_name(user) for user in node.users]
-                assert users == ["sp.replicate_all"], f"{node} is read by {users}: a message has one reader"
+                if users != ["sp.replicate_all"]:
+                    raise AssertionError(f"{node} is read by {users}: a message has one reader")
 
 
 def is_replica(node: fx.Node) -> bool:

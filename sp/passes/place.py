@@ -49,7 +49,8 @@ class Place:
     def check(self, program: Program) -> None:
         missing = [node.name for node in program.graph.nodes if tensor(node) is not None]
         missing = [name for name in missing if name not in program.placements]
-        assert not missing, f"place left {missing}"
+        if missing:
+            raise AssertionError(f"place left {missing}")
 
 
 def find_placements(program: Program) -> tuple[Placements, Refusals]:

@@ -55,7 +55,8 @@ class Recognize:
 
     def check(self, program: Program) -> None:
         left = [node for node in _softmaxes(program) if node.name not in program.refused]
-        assert not left, f"recognize left {left}"
+        if left:
+            raise AssertionError(f"recognize left {left}")
 
 
 def _softmaxes(program: Program) -> Iterator[fx.Node]:

@@ -57,7 +57,8 @@ class Reduce:
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) in REWRITES and averages_sequence(node, program)]
-        assert not left, f"reduce left {left}"
+        if left:
+            raise AssertionError(f"reduce left {left}")
 
 
 def averages_sequence(node: fx.Node, program: Program) -> bool:

@@ -44,7 +44,8 @@ class Inline:
 
     def check(self, program: Program) -> None:
         left = [node for node in program.graph.nodes if op_name(node) in REGIONS]
-        assert not left, f"inline left {left}"
+        if left:
+            raise AssertionError(f"inline left {left}")
 
 
 class _Inliner:

@@ -9,7 +9,7 @@
     what has travelled between ranks                   must be read by something
 
 Of what earlier passes found it reads nothing but each value's placement.  The pass changes nothing.  A violation is our
-own mistake, never the user's: it is an AssertionError.
+own mistake, never the user's: it is an AssertionError, which is raised under `python -O` too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Verify:
                 differentiable.add(node)
             if node.op == "call_function" and result(node) is not None:
                 _check_size(node, program)
-                assert node.users or op_name(node) not in _TRAVELLED, f"nobody reads {node}, which has travelled"
+                if op_name(node) in _TRAVELLED and not node.users:
+                    raise AssertionError(f"nobody reads {node}, which has travelled")
                 _check_edges(node, program, differentiable)
         _check_outputs(program)
         return program.note(
@@ -62,7 +63,8 @@ def _is_source(node: fx.Node) -> bool:
 
 def _check_size(node: fx.Node, program: Program) -> None:
     held = sum(map(program.holds_sequence, shape(node)))
-    assert held <= 1 or is_for_tiles(node), f"{node} is sequence × sequence: {shape(node)}"
+    if held > 1 and not is_for_tiles(node):
+        raise AssertionError(f"{node} is sequence × sequence: {shape(node)}")
 
 
 def _check_edges(node: fx.Node, program: Program, differentiable: set[fx.Node]) -> None:
@@ -72,14 +74,17 @@ def _check_edges(node: fx.Node, program: Program, differentiable: set[fx.Node]) 
     operands = tensor_operands(node)
     placed = {operand: cast("Placement | None", operand.meta.get("placement")) for operand in operands}
     unreduced = [operand for operand, placement in placed.items() if placement is None]
-    assert not unreduced, f"{node} reads {unreduced[0]}, each rank's part of a sum, past sp.reduce"
+    if unreduced:
+        raise AssertionError(f"{node} reads {unreduced[0]}, each rank's part of a sum, past sp.reduce")
     sharded = [operand for operand, placement in placed.items() if isinstance(placement, Sharded)]
     if not sharded:
         return
-    assert not isinstance(node.meta.get("placement"), Replicated), f"{node} mixes shards into a replicated value"
+    if isinstance(node.meta.get("placement"), Replicated):
+        raise AssertionError(f"{node} mixes shards into a replicated value")
     for operand, placement in placed.items():
         bare = isinstance(placement, Replicated) and operand in differentiable and not is_replica(operand)
-        assert not bare, f"{node} reads {operand} past sp.replicate: its gradient would be one rank's part"
+        if bare:
+            raise AssertionError(f"{node} reads {operand} past sp.replicate: its gradient would be one rank's part")
     if name not in _SPANS:
         _check_rule(node, program, sharded[0], placed)
 
@@ -91,11 +96,13 @@ def _check_rule(node: fx.Node, program: Program, anchor: fx.Node, placed: dict[f
     except Refused as refused:
         raise AssertionError(f"{node} has no rule for what it reads: {refused.why}") from refused
     for operand, need in ruling.operands.items():
-        assert placed[operand] == need, f"{node} reads {operand}, which is {placed[operand]}, as {need}"
+        if placed[operand] != need:
+            raise AssertionError(f"{node} reads {operand}, which is {placed[operand]}, as {need}")
     if tensor(node) is not None:
         found = node.meta.get("placement")
         same = isinstance(ruling.output, Partial) if found is None else found == ruling.output
-        assert same, f"{node} is {found or 'partial'}, its rule says {ruling.output}"
+        if not same:
+            raise AssertionError(f"{node} is {found or 'partial'}, its rule says {ruling.output}")
 
 
 def _check_outputs(program: Program) -> None:
@@ -103,4 +110,5 @@ def _check_outputs(program: Program) -> None:
     for port, value in zip(program.outputs, values, strict=True):
         placement = value.meta.get("placement")
         kind = Sharded if port.local else Replicated
-        assert isinstance(placement, kind), f"output {port.name!r} is {placement}, its port is {port}"
+        if not isinstance(placement, kind):
+            raise AssertionError(f"output {port.name!r} is {placement}, its port is {port}")

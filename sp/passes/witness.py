@@ -98,7 +98,7 @@ class Witness(TorchFunctionMode):
             if isinstance(tensor.grad_fn, BackwardCFunction) and not _is_an_ops(function):
                 why = "its own backward is lost: the graph has that of the ops in it"
                 remedy = _NOT_REENTRANT if function is CheckpointFunction else _USE_OPS
-                self._see(f"{function.__name__}.apply", why, remedy, _place(function) if self.returned else None)
+                self._see(f"{function.__name__}.apply", why, remedy, place_of(function) if self.returned else None)
 
     def _loose(self, arguments: Sequence[object]) -> None:
         """Refuse tensors that train and that the model does not hold: tracing takes them for constants."""
@@ -129,7 +129,7 @@ def caller() -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else UNKNOWN
 
 
-def _place(thing: Any) -> str:
+def place_of(thing: Any) -> str:
     """Where a class or function is written."""
     try:
         return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]} in {thing.__name__}"
@@ -201,7 +201,7 @@ class _State:
     def _line(self, name: str) -> str:
         """The line of its forward that speaks of the attribute, most likely."""
         forward = type(self.module).forward
-        place = _place(forward)
+        place = place_of(forward)
         if place == UNKNOWN:
             return place
         lines, first = inspect.getsourcelines(forward)

@@ -52,7 +52,8 @@ class Circle:
             if following != self.own:
                 block = block or rooms.next(self.lengths[self.own]).filled(own)
                 arriving = rooms.next(self.lengths[following])
-                flight = send(block, arriving, self.way, VISITORS, self.world, f"step {number} of {len(self.sources)}")
+                step = "step {} of {}", number, len(self.sources)
+                flight = send(block, arriving, self.way, VISITORS, self.world, *step)
             yield tuple(own) if block is None or source == self.own else block.parts
             if flight is not None:
                 block = flight.land()
@@ -79,8 +80,8 @@ class Results:
         circle, following = self._circle, next(self._following, None)
         way = circle.way if following is not None else source - circle.own
         room = self._rooms.next(circle.lengths[circle.own if following is None else following])
-        step = f"the results of step {circle.sources.index(source) + 1} of {len(circle.sources)}"
-        self._flight = send(block, room, way, RESULTS, circle.world, step)
+        step = "the results of step {} of {}", circle.sources.index(source) + 1, len(circle.sources)
+        self._flight = send(block, room, way, RESULTS, circle.world, *step)
 
     def home(self) -> Block | None:
         """What the others have found for what began here; None if there are none."""
@@ -114,7 +115,9 @@ class Flight:
         return self.block
 
 
-def send(block: Block, arriving: Block, way: int, tag: int, world: World, step: str) -> Flight:
-    """Every rank sends to the one `way` further on, and receives from the one as far behind.  step: for errors."""
+def send(block: Block, arriving: Block, way: int, tag: int, world: World, step: str, *values: object) -> Flight:
+    """Every rank sends to the one `way` further on, and receives from the one as far behind.
+
+    step: for errors, with places for `values`."""
     to, source = (world.rank + way) % world.size, (world.rank - way) % world.size
-    return Flight(post_exchange(world, block.flat, to, arriving.flat, source, tag, step), arriving)
+    return Flight(post_exchange(world, block.flat, to, arriving.flat, source, tag, step, *values), arriving)

@@ -52,13 +52,20 @@ class Exchange:
 
 
 def post_exchange(
-    world: World, send: Tensor, to: int, receive: Tensor, source: int, tag: int = 0, step: str = "an exchange"
+    world: World,
+    send: Tensor,
+    to: int,
+    receive: Tensor,
+    source: int,
+    tag: int = 0,
+    step: str = "an exchange",
+    *values: object,
 ) -> Exchange:
     """Start sending `send` to rank `to` and filling `receive` from rank `source`; returns without waiting.
 
     Both are contiguous; either may be empty, as long as the other side agrees.  Exchanges under way at the
     same time between the same ranks take different tags (NCCL has none: there, the order of posting counts).
-    step: which one it is, for errors.
+    step: which one it is, with places for `values`: put together for errors alone.
     """
     assert world.group is not None, "a world of one has nobody to exchange with"
     assert world.rank not in (to, source), "a rank does not send to itself"
@@ -67,7 +74,7 @@ def post_exchange(
     group = _reaching(world.group, send.device)
     post = _post_each if send.device.type == "cpu" or isinstance(group, HostGroup) else _post_batched
     timers = note_message(world, EXCHANGE, send.nbytes, receive.nbytes)
-    watch = Watch(world, "{} ({:,} bytes)", step, receive.nbytes, source=source)
+    watch = Watch(world, step + " ({:,} bytes)", *values, receive.nbytes, source=source)
     with span("send {:,} bytes to rank {}, receive from rank {}", send.nbytes, to, source), watch:
         return Exchange(post(group, send, to, receive, source, tag), send, receive, watch, timers)
 

@@ -59,7 +59,7 @@ def _travel(
         if following is not None:
             block = block or rooms.next(k_BGSD.shape[2]).filled(own)
             arriving = rooms.next(keys_of(plan, following[0].source))
-            flight = send(block, arriving, 1, VISITORS, world.outer, f"turn {number} of {len(turns)}")
+            flight = send(block, arriving, 1, VISITORS, world.outer, "turn {} of {}", number, len(turns))
         here = _circle(plan, turn, world).bring(begun, block)
         yield from ((step, k, v) for step, (k, v) in zip(turn, here, strict=True))
         if flight is not None:

@@ -72,8 +72,11 @@ def find_world(group_name: str) -> World:
     found = tuple(World(axis.rank(), axis.size(), axis) for axis in map(_find_group, filter(None, axes.split(_AND))))
     world = World(group.rank(), group.size(), group, found)
     at = (world.outer.rank * world.inner.size + world.inner.rank, world.outer.size * world.inner.size)
-    assert at == (world.rank, world.size), f"rank {world.rank} of {world.size} is at {at} of the mesh of {group_name!r}"
-    assert seat in ("", _seat(world)), f"made for rank {seat}, and this is rank {_seat(world)}"
+    # Raised under `python -O` too: what one rank computes in the place of another is wrong, and nothing else shows it.
+    if at != (world.rank, world.size):
+        raise AssertionError(f"rank {world.rank} of {world.size} is at {at} of the mesh of {group_name!r}")
+    if seat not in ("", _seat(world)):
+        raise AssertionError(f"made for rank {seat}, and this is rank {_seat(world)}")
     return world
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sp.errors import InputError, StrategyError, ValidationError
-from sp.executable import TURN, Executable, build
+from sp.executable import Executable, build
 from sp.fsdp import sharded_modules
 from sp.options import GLOBAL, Options
 from sp.passes.call import Outputs
@@ -25,6 +25,7 @@ from sp.passes.fxtools import is_parameter, result
 from sp.program import Program
 from sp.request import Lengths, Request
 from sp.testing.drawing import draw
+from sp.traceable import TURN
 from sp.validation.compare import compare
 from sp.validation.lengths import trial_lengths
 from sp.validation.report import CheckReport, tolerance, worst_rows

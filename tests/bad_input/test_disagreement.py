@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ import torch
 from torch import nn
 
 import sp
+from sp.handshake import Handshake
 from sp.runtime.agreement import Statement, _read, check_agreement, exchange_statements
 from sp.runtime.differences import differing_lines, shortened
 from sp.runtime.world import find_world
 from sp.testing.ranks import run_ranks
-from sp.values import FIRST, NEW, Values, to_be_compared
+from sp.values import FIRST, LATEST, NEW, Values, to_be_compared
 from tests.bad_input.harness import IDS, LABELS, decoder, proper
 
 MODEL = decoder()
@@ -213,6 +215,58 @@ def test_when_values_are_compared() -> None:
     assert values.changes(replaced, "s") == NEW
     values.equal(replaced, "s")
     assert values.changes(tensors, "s") == f"{NEW} waits"
+
+
+def test_how_late_a_write_is_found() -> None:
+    """Where there is reason at every call: at the first, third, seventh, … after a comparison, then at each 64th."""
+    ranks, compared = [(Values(), {"a": torch.zeros(3)}) for _ in range(2)], list[int]()
+    for call in range(320):
+        ranks[0][1]["a"].add_(1)
+        if to_be_compared([values.changes(tensors, "s") for values, tensors in ranks]):
+            compared.append(call)
+            for values, tensors in ranks:
+                values.equal(tensors, "s")
+    assert [after - before for before, after in pairwise(compared)] == [1, 1, 3, 7, 15, 31, 63, LATEST, LATEST, LATEST]
+
+
+def test_writes_that_torch_does_not_count() -> None:
+    """As docs/reliability/input.md says."""
+    tensors, values = {"a": torch.zeros(3)}, Values()
+    values.equal(tensors, "s")
+    tensors["a"].data.add_(1)
+    tensors["a"].numpy()[:] = 2
+    assert values.changes(tensors, "s") == "0"
+    tensors["a"].detach().add_(1)
+    assert values.changes(tensors, "s") == "1"
+
+
+def test_a_write_of_one_rank_is_found_at_last() -> None:
+    """After writes of all ranks alike, and many calls."""
+
+    def rank(group: Any) -> tuple[int, str]:
+        parallel = sp.parallelize(copy.deepcopy(MODEL), mesh=group, compile=False)
+        values = parallel.accord.values
+        proper(parallel)
+        values.patience = LATEST  # as after many comparisons
+        if group.rank() == 1:
+            with torch.no_grad():
+                parallel.plain.head.weight.add_(1)
+        for call in range(1, 2 * LATEST):
+            try:
+                parallel.accord.on_call(
+                    Handshake(find_world(group.group_name), torch.device("cpu")),
+                    ((IDS, LABELS), {}),
+                    parallel.options,
+                    parallel.executables,
+                    None,
+                )
+            except sp.RankMismatchError as error:
+                return call, str(error)
+        return 0, "nothing"
+
+    for call, message in run_ranks(2, rank):
+        assert call <= LATEST
+        assert "the ranks disagree about what parameters and buffers hold: rank 0: head.weight" in message
 
 
 def test_who_has_reason_to_compare_values() -> None:

@@ -36,14 +36,24 @@ def test_hooks_of_one_name() -> None:
     assert len(parallel.executables) == len(HOOKS) + 1
 
 
-def test_hooks_of_backward_are_refused_inside_and_kept_outside() -> None:
+def kept(module: nn.Module, *gradients: Any) -> None: ...
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_hooks_of_backward_are_refused_inside_and_kept_outside(register: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     parallel = sp.parallelize(model, compile=False)
     parallel(X)
-    handle = model[1].register_full_backward_hook(lambda module, into, out: into)
-    with pytest.raises(
-        sp.UnsupportedModelError, match="'1' of the model has a backward hook, which a graph does not run"
-    ):
+    handle = getattr(model[1], register)(kept)
+    with pytest.raises(sp.UnsupportedModelError, match="'1' of the model has a backward hook") as caught:
         parallel(X)
+    _, at, needed, remedy = str(caught.value).splitlines()
+    assert at == f"  at:     {__file__}:{kept.__code__.co_firstlineno} in kept"
+    assert needed.endswith("a graph runs no hook of backward")
+    assert remedy.endswith("or hooks on parameters (parameter.register_hook)")
     handle.remove()
     parallel(X)
+    handle = getattr(model, register)(kept)
+    with pytest.raises(sp.UnsupportedModelError, match=r"^the model has a backward hook\n"):
+        parallel(X)
+    handle.remove()

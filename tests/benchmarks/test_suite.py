@@ -30,7 +30,7 @@ SLOW = (
     "window",
 )  # many processes, or models that compile
 WITHOUT_BOUND = ("published",)  # which shows the published figure instead
-WITHOUT_CHART = ("bytes", "window", "masked", "published", "imports")
+WITHOUT_CHART = ("bytes", "window", "masked", "published", "imports", "handshake")
 
 
 @pytest.mark.timeout(900)

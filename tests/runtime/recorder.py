@@ -40,10 +40,10 @@ class Recorder:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._mine, post = threading.local(), circle.post_exchange
 
-        def posted(world: World, send: Tensor, to: int, receive: Tensor, source: int, tag: int, step: str) -> Any:
+        def posted(world: World, send: Tensor, to: int, receive: Tensor, source: int, tag: int, *step: object) -> Any:
             what = ("visitors", "results")[tag]
             self.events.append(f"post {what} to +{(to - world.rank) % world.size}")
-            return _Flight(post(world, send, to, receive, source, tag, step), what, self.events)
+            return _Flight(post(world, send, to, receive, source, tag, *step), what, self.events)
 
         monkeypatch.setattr(circle, "post_exchange", posted)
         self._record_start(monkeypatch, "start_gather", "gather")

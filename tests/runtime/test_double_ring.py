@@ -92,12 +92,12 @@ def record(monkeypatch: pytest.MonkeyPatch, events: dict[str, list[str]], inner:
     """Of blocks of 2 tokens on each rank."""
     post = circle.post_exchange
 
-    def recorded(world: World, sent: Tensor, to: int, room: Tensor, source: int, tag: int, step: str) -> Any:
+    def recorded(world: World, sent: Tensor, to: int, room: Tensor, source: int, tag: int, *step: object) -> Any:
         assert sent.numel() == room.numel() == 2 * 2 * 2 * (8 + 8)
         what = ("keys", "sums")[tag] + (" inside" if world.size == inner else " outside")
         mine = events[threading.current_thread().name]
         mine.append(what)
-        return Recorded(post(world, sent, to, room, source, tag, step), what, mine)
+        return Recorded(post(world, sent, to, room, source, tag, *step), what, mine)
 
     monkeypatch.setattr(circle, "post_exchange", recorded)
 

@@ -19,7 +19,7 @@ def test_in_a_world_of_threads_the_rank_that_was_waited_for_is_named() -> None:
         world, x, said = find_world(group.group_name), torch.ones(2), list[str]()
         close_connections(group)
         with pytest.raises(RankLostError) as one, Inside("the {}", "middle"):
-            post_exchange(world, x, 1 - world.rank, x.clone(), 1 - world.rank, step="step 1 of 2").wait()
+            post_exchange(world, x, 1 - world.rank, x.clone(), 1 - world.rank, 0, "step {} of {}", 1, 2).wait()
         said.append(str(one.value))
         with pytest.raises(RankLostError) as all_of_them:
             all_gather(world, x, [(2,)] * 2, "words")

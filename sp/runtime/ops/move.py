@@ -73,7 +73,7 @@ def _post(source: Tensor, before: Span, after: Span, shift: int, hop: int) -> Ex
     packed = torch.cat([*pieces, source[:0]]).contiguous().view(-1).view(torch.uint8)
     rows = sum(count_rows(rows) for rows, _ in _crossings(before, after, shift, sender, world.rank))
     room = source.new_empty((rows, *source.shape[1:])).view(-1).view(torch.uint8)
-    return post_exchange(world, packed, to, room, sender, hop, f"hop {hop} of {world.size - 1} of a shift")
+    return post_exchange(world, packed, to, room, sender, hop, "hop {} of {} of a shift", hop, world.size - 1)
 
 
 def _crossings(before: Span, after: Span, shift: int, sender: int, receiver: int) -> tuple[Rows, ...]:

@@ -84,8 +84,8 @@ def _two_places(
 
 def _offset(inside: Place, around: Place) -> tuple[int, int, int]:
     """Of this rank's positions: how many `inside` has, how many `around`, and at which of these the first begins."""
-    assert around.start <= inside.start, f"{inside} is not inside {around}"
-    assert inside.start + inside.length <= around.start + around.length, f"{inside} is not inside {around}"
+    if around.start > inside.start or inside.start + inside.length > around.start + around.length:
+        raise AssertionError(f"{inside} is not inside {around}")
     first, stop = inside.span.local_range(inside.span.world.rank)
     begin, end = around.span.local_range(around.span.world.rank)
     return stop - first, end - begin, first - begin

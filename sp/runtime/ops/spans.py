@@ -49,7 +49,8 @@ class Span:
 
     def runs(self, rank: int) -> Iterator[tuple[slice, slice]]:
         """Where the positions of `rank` lie: pairs of (rows of its part of this span, rows of the whole span)."""
-        assert 0 <= self.start <= self.start + self.length <= self.total, f"{self} does not lie in its sequence"
+        if not 0 <= self.start <= self.start + self.length <= self.total:
+            raise AssertionError(f"{self} does not lie in its sequence")
         begin = 0
         for run in find_layout(self.layout).runs(self.total, rank, self.world.size):
             part = _clip(run, self.start, self.start + self.length)
