@@ -92,8 +92,8 @@ ARROWS = {
     "accord": (f"errors {CALLS} gradients granted handshake inventory runtime.agreement values", "torch"),
     "module": (
         (
-            f"{FACTS} {CALLS} accord captures course facade gate generation gradients handshake program shelf show runtime"
-            " passes transforms validation"
+            f"{FACTS} {CALLS} accord captures course facade gate generation gradients handshake program shelf show"
+            " runtime passes transforms validation"
         ),
         "torch",
     ),
