@@ -23,7 +23,7 @@ TARGETS = (
     Target("sp/plan.py", _PLANS),
     Target("sp/tile.py", _PLANS),
     Target("sp/passes/place.py", _PLACE),
-    Target("sp/passes/placements.py", _PLACE),
+    Target("sp/passes/placements.py", ("tests/passes/test_placements.py", *_PLACE)),
     Target("sp/runtime/merge.py", _MERGE),
     Target("sp/runtime/partials.py", ("tests/runtime/test_partials.py",)),
 )
