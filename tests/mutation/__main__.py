@@ -1,7 +1,8 @@
 """`python -m tests.mutation`: which mistakes, planted in a file one at a time, its tests do not see.
 
-A sample of the mutants of each file, the same each time.  Those that survive are listed with their line.  What became of
-each stands in out/mutation.tried as soon as it is known, numbered: a run that was cut short goes on by `--range 68 181`.
+A sample of the mutants of each file, the same each time.  Those that survive are listed with their line.  What became
+of each stands in out/mutation.tried as soon as it is known, numbered: a run that was cut short goes on by
+`--range 68 181`.
 """
 
 import argparse

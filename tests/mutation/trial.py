@@ -33,8 +33,8 @@ Key = tuple[str, int]
 class Trials:
     """A plugin of pytest.  In place of the tests' own run it tries the mutants; `alive` are those that no test sees.
 
-    mutants: by their numbers.  log: what the tests of the latest mutant said; beside it, in a file that ends in .tried, is
-    what became of each mutant up to it."""
+    mutants: by their numbers.  log: what the tests of the latest mutant said; beside it, in a file that ends in .tried,
+    is what became of each mutant up to it."""
 
     path: Path
     mutants: Mapping[int, Mutant]
