@@ -1,4 +1,4 @@
-"""Coverage is measured in whatever ranks run in, and `make coverage` fails where lines or branches are below 95 and 90 %."""
+"""Coverage is measured in whatever ranks run in; `make coverage` fails below 95 % of lines or 90 % of branches."""
 
 import json
 import os
