@@ -14,8 +14,10 @@ from sp.passes.attention import SDPA
 from sp.passes.fxtools import op_name
 from sp.passes.place import Place, draws_noise, find_placements
 from sp.passes.reduce import Reduce
-from sp.program import Program
-from tests.passes.programs import BEFORE_PLACE, Small, program_of
+from sp.passes.rule_table import TABLE
+from sp.passes.rules import Case, Ruling, unary
+from sp.program import Program, Replicated
+from tests.passes.programs import BEFORE_PLACE, Small, placed, program_of
 
 ALL_BEFORE = (*preparation(), *rewriting(), Reduce())
 
@@ -80,6 +82,10 @@ FOUND: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
             "add": BY_RULE,
         },
     ),
+    "several results of ids": (
+        lambda m, ids: m.e(torch.stack([ids, ids + 1], -1).chunk(2, -1)[0].squeeze(-1)),
+        {"chunk": "replicated, local, by rule", "getitem": "replicated, local, by rule", "embedding": BY_RULE},
+    ),
     "behind refusals": (
         behind_refusals,
         {
@@ -124,6 +130,39 @@ def test_what_is_found(name: str) -> None:
     passes = ALL_BEFORE if forward is a_mask_of_contents else BEFORE_PLACE
     found = told(program_of(forward, passes=passes))
     assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        # Of two spans the first decides; of a span and a whole sequence the whole one.
+        (lambda m, ids: m.e(ids)[:, 1:] * m.e(ids)[:, :-1], "mul: sharded(dim 1, [1:S])"),
+        (lambda m, ids: m.e(ids)[:, 1:] * (m.p[: ids.shape[1] - 1] * m.l.bias), "mul_1: sharded(dim 1)"),
+        # A table that meets nothing but itself stays whole.
+        (lambda m, ids: m.p[: ids.shape[1]].relu() + m.e(ids), "relu: replicated"),
+    ],
+)
+def test_which_operand_decides(forward: Callable[..., Any], expected: str) -> None:
+    assert expected in placed(forward).splitlines()
+
+
+def test_a_rule_that_forgets_an_operand_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TABLE, "aten.mul", lambda case: unary(case, case.placement))  # type: ignore[arg-type]
+    (reason,) = reasons(program_of(lambda m, ids: m.e(ids) * m.l.bias, passes=BEFORE_PLACE))
+    assert reason.startswith("mul: its rule does not say what model_l_bias must be")
+
+
+def test_a_shard_is_never_gathered_for_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rule of sp asks for what its operands cannot become; one of a user's might."""
+
+    def rule(case: Case) -> Ruling:
+        return Ruling(case.placement, {case.anchor: case.placement, case.operands[1]: Replicated()})
+
+    monkeypatch.setitem(TABLE, "aten.mul", rule)  # type: ignore[arg-type]
+    (reason,) = reasons(program_of(lambda m, ids: m.e(ids) * m.l(m.e(ids)), passes=BEFORE_PLACE))
+    assert reason.startswith("mul: linear is sharded(dim 1) but is needed as replicated")
+    assert not reasons(program_of(lambda m, ids: m.e(ids) * m.l.bias, passes=BEFORE_PLACE)), "as a parameter is"
+    assert not reasons(program_of(lambda m, ids: m.e(ids) * m.e(ids).sum(), passes=BEFORE_PLACE)), "nor is a sum one"
 
 
 def test_what_is_refused_behind_a_refusal() -> None:
