@@ -14,7 +14,9 @@ from sp.cli.words import AT_LEAST_ONE, option_call, option_json, option_model, o
 @option_model
 @option_call("2k")
 @option_strategies
-@click.option("--world", type=AT_LEAST_ONE, default=2, show_default=True, help="Ranks, processes of one thread each over gloo.")
+@click.option(
+    "--world", type=AT_LEAST_ONE, default=2, show_default=True, help="Ranks, processes of one thread each over gloo."
+)
 @click.option("--repeats", type=AT_LEAST_ONE, default=3, show_default=True, help="Repetitions that count.")
 @click.option("--compile/--no-compile", "compiled", default=True, show_default=True, help="By torch.compile.")
 @option_json

@@ -8,7 +8,9 @@ from sp.cli.words import AT_LEAST_ONE, Known, Tokens, progress, strategies
 
 
 @click.command("demo")
-@click.option("--world", type=AT_LEAST_ONE, default=2, show_default=True, help="Ranks, processes of one thread each over gloo.")
+@click.option(
+    "--world", type=AT_LEAST_ONE, default=2, show_default=True, help="Ranks, processes of one thread each over gloo."
+)
 @click.option("--length", type=Tokens(), default="2k", show_default=True, help="Tokens of the sequence.")
 @click.option("--steps", type=AT_LEAST_ONE, default=5, show_default=True, help="Steps of training.")
 @click.option("--strategy", type=Known("strategy", strategies), default="striped", show_default=True)
