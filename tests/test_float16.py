@@ -17,7 +17,7 @@ from sp.testing.compare import Run, relative_error, run_once, total_norm
 from sp.testing.ranks import run_ranks
 
 IDS = torch.randint(0, 64, (2, 67), generator=torch.Generator().manual_seed(0))
-# Small tensors have few roundings to average over, and were up to 1.44 times as far off; all of them together have many.
+# Small tensors have few roundings to average over, and were up to 1.44 times as far off; all together have many.
 EACH, TOGETHER = 2.0, 1.3
 
 
