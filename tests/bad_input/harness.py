@@ -112,7 +112,8 @@ def outcome(run: Callable[[], Any], model: nn.Module | None) -> Outcome:
         if first is not None:
             first.double().square().mean().backward()
     except Exception as error:  # noqa: BLE001 - the outcome
-        text = f"{type(error).__name__}: {error}"
+        public = next(kind for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
+        text = f"{public.__name__}: {error}"
         damage = () if model is None or before is None else changes(before, picture(model))
         return Outcome(
             error=text, is_ours=isinstance(error, sp.SpError), seconds=time.perf_counter() - begin, damage=damage

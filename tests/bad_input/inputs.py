@@ -90,7 +90,7 @@ SHAPES = [
     mask("of three rows", lambda: MASK[[0, 0, 1]], "UnsupportedModelError: torch.export cannot trace Decoder"),
     mask("of one row", lambda: MASK[:1], "exact"),
     mask("of one dim", lambda: MASK[0], "UnsupportedModelError: torch.export cannot trace Decoder"),
-    mask("of three dims", lambda: SQUARE[:, 0], "_FixedLengthError: Decoder fixes its sequence length"),
+    mask("of three dims", lambda: SQUARE[:, 0], "UnsupportedModelError: Decoder fixes its sequence length"),
     mask(
         "of three heads",
         lambda: SQUARE.expand(-1, 3, -1, -1),
