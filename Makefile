@@ -67,11 +67,13 @@ soak: $(VENV)/.dev  ## Train for 10,000 steps and 100 captures and print what gr
 mutate: $(VENV)/.dev  ## Plant mistakes in layouts, masks, plans, placement and merging; some files: ARGS="tile merge"
 	$(BIN)/python -m tests.mutation $(ARGS)
 
-coverage: $(VENV)/.coverage  ## Run the quick tests and print which lines and branches of sp no test reaches
+coverage: $(VENV)/.coverage  ## Run the quick tests, print which lines and branches of sp no test reaches, fail below 95 and 90 %
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest -m "not slow" $(ARGS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
+	$(BIN)/python -m coverage json --quiet -o out/coverage.json
+	$(BIN)/python -m tests.covered out/coverage.json
 
 audit: $(VENV)/.coverage  ## Look the pinned versions up among known vulnerabilities; needs the internet
 	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip

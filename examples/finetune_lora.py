@@ -12,13 +12,14 @@ The base is a Qwen2.5 0.5B, shrunken, with random weights, so nothing is downloa
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 import sysconfig
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,12 +33,12 @@ from transformers import DataCollatorWithFlattening, Qwen2Config, Qwen2ForCausal
 import sp
 from sp.testing import run_processes
 
-# float32 rounds by 6e-8, and sums over heads, tokens and ranks run in another order.
-BOUND = 1e-5
-# Gradients of keys' adapters are small differences of large sums: after two steps one process in float32 is 2e-6 from
-# itself in float64, after eight the ranks were 1e-5 from one process.  In float64 they agree to 1e-12
-# (tests/frameworks/test_peft.py).
-BOUND_OF_GRADIENTS = 5e-5
+# Both round in float32, each in an order of its own, so each is held against float64: the ranks may be this many times
+# as far from it as one process is.  Measured: logits 1.0 to 1.1, the furthest gradient 0.6 to 1.2, of the same gradient
+# up to 1.7 times.
+# How far one process is depends on the weights: gradients of keys' adapters are small differences of large sums, after
+# two steps 3e-6, after eight 2e-5 off.  In float64 ranks and process agree to 1e-12 (tests/frameworks/test_peft.py).
+TIMES = 2.0
 # Over the steps of a training AdamW carries such differences on: see bytes_report.py.
 BOUND_OF_STEPS = 1e-4
 
@@ -131,19 +132,26 @@ def compare_steps(ours: list[float], alone: list[float]) -> bool:
     return all(row[-1] <= BOUND_OF_STEPS for row in rows)
 
 
-def compare_adapter(ours: Seen, plain: Seen) -> bool:
-    assert ours.gradients.keys() == plain.gradients.keys()
-    apart = {name: relative(gradient, plain.gradients[name]) for name, gradient in ours.gradients.items()}
-    worst = max(apart, key=apart.__getitem__)
-    rows: list[tuple[Any, ...]] = [
-        ("loss", abs(ours.loss / plain.loss - 1), f"{ours.loss:.5f} over ranks, {plain.loss:.5f} in the plain model"),
-        ("logits", relative(ours.logits, plain.logits), f"of {ours.logits.shape[1]} tokens"),
-        ("gradients", apart[worst], f"the furthest of {len(apart)}, {worst.removeprefix('base_model.model.model.')}"),
-    ]
-    print("\nThe saved adapter, loaded into a plain model, on a pack that it was not trained on:\n")
-    print(tabulate(rows, ["", "Δ", ""], floatfmt=".1e"))
-    loss, logits, gradients = (row[1] for row in rows)
-    return max(loss, logits) <= BOUND and gradients <= BOUND_OF_GRADIENTS
+def distances(seen: Seen, exact: Seen) -> dict[str, float]:
+    """How far loss, logits and the furthest gradient are from those in float64."""
+    assert seen.gradients.keys() == exact.gradients.keys()
+    apart = [relative(gradient, exact.gradients[name]) for name, gradient in seen.gradients.items()]
+    return {
+        "loss": abs(seen.loss / exact.loss - 1),
+        "logits": relative(seen.logits, exact.logits),
+        f"furthest of {len(apart)} gradients": max(apart),
+    }
+
+
+def compare_adapter(ours: Seen, plain: Seen, exact: Seen) -> bool:
+    """`exact` is the plain model in float64, the same weights in it."""
+    found, alone = distances(ours, exact), distances(plain, exact)
+    bounds = {name: TIMES * distance for name, distance in alone.items()}
+    bounds["loss"] = max(bounds["loss"], bounds["logits"])  # one number may come right by luck
+    rows = [(name, found[name], alone[name], bounds[name]) for name in found]
+    print("\nThe saved adapter, loaded into a plain model, on a pack that it was not trained on, from float64:\n")
+    print(tabulate(rows, ["", "over ranks", "plain model", "bound"], floatfmt=".1e"))
+    return all(found[name] <= bounds[name] for name in found)
 
 
 def main() -> int:
@@ -160,9 +168,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         ranks = run_processes(args.world, over_ranks, args.strategy, data, folder, timeout_s=1800)
         plain = PeftModel.from_pretrained(base_model(), folder, is_trainable=True)
+    exact = copy.deepcopy(plain).double()
     losses, seen, masks = ranks[0]
     print(f"{args.strategy} over {args.world} ranks, scores by {masks}\n")
-    equal = compare_steps(losses, finetune(model, data[:-1])) & compare_adapter(seen, look(plain, data[-1]))
+    equal = compare_steps(losses, finetune(model, data[:-1]))
+    equal &= compare_adapter(seen, look(plain, data[-1]), look(exact, data[-1]))
     equal &= all(rank[0] == losses and rank[1].loss == seen.loss for rank in ranks)
     print(f"\n{'equal' if equal else 'NOT equal'} within rounding, adapters and all ranks")
     return 0 if equal else 1

@@ -96,8 +96,32 @@ def check_model(model: object) -> None:
         raise StrategyError(
             f"{type(model).__name__} has no forward", remedy="parallelize_chain for a list of layers, or each of them"
         )
+    _check_parts(model)
     if lazy := [name for name, value in model.named_parameters() if nn.parameter.is_lazy(value)]:
         raise StrategyError(f"the parameter {lazy[0]!r} has no shape yet", remedy="call the plain model once")
+
+
+def _check_parts(model: nn.Module) -> None:
+    """StrategyError for modules whose forward is not Python that could be traced, or is none of theirs."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise StrategyError(
+                f"{name!r} of the model is a {type(module).__name__}, scripted or traced",
+                needed="modules whose forward is Python",
+                remedy="put the module in its place that it was made from; scripted functions may stay",
+            )
+        if isinstance(module, _RUN_BY_OTHERS):
+            raise StrategyError(
+                f"{name!r} of the model is a {type(module).__name__}, which runs that part of it",
+                needed="the part itself",
+                remedy="put what is inside (its .module) in its place; sp sums the gradients",
+            )
+        if type(module).__module__.startswith("torch.ao.nn.quantized"):
+            raise StrategyError(
+                f"{name!r} of the model is a quantized {type(module).__name__}",
+                needed="weights that are tensors, and scales that do not depend on other tokens",
+                remedy="parallelize the model that it was made from",
+            )
 
 
 _RUN_BY_OTHERS = (DataParallel, DistributedDataParallel, torch.jit.ScriptModule)

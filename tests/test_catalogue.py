@@ -9,7 +9,6 @@ NETS = {
     "it selects a position that is computed",
     "its start … counts from the front or from the back, depending on the length",
     "it changes memory that other values share in ways unknown to sp",
-    "… is … but is needed as …",
 }
 
 

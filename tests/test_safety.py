@@ -19,7 +19,7 @@ FILES = sorted((ROOT / "sp").rglob("*.py"))
 # Who unpickles, and what: answers of the processes that it has started itself, over pipes to them.
 PICKLES = {"sp/testing/worker.py", "sp/testing/processes.py"}
 # Who runs a file: the one that a person names on the command line, as `python file.py` does.
-RUNS_FILES = {"sp/cli/subject.py"}
+RUNS_FILES = {"sp/cli/reference.py"}
 MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "subprocess", "pty", "ctypes", "code"}
 BUILTINS = {"eval", "exec", "compile", "__import__", "input"}
 CALLS = {

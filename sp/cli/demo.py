@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import click
 
-from sp.cli.words import Known, Tokens, progress, strategies
+from sp.cli.words import AT_LEAST_ONE, Known, Tokens, progress, strategies
 
 
 @click.command("demo")
-@click.option("--world", default=2, show_default=True, help="Ranks, processes of one thread each over gloo.")
+@click.option(
+    "--world", type=AT_LEAST_ONE, default=2, show_default=True, help="Ranks, processes of one thread each over gloo."
+)
 @click.option("--length", type=Tokens(), default="2k", show_default=True, help="Tokens of the sequence.")
-@click.option("--steps", default=5, show_default=True, help="Steps of training.")
+@click.option("--steps", type=AT_LEAST_ONE, default=5, show_default=True, help="Steps of training.")
 @click.option("--strategy", type=Known("strategy", strategies), default="striped", show_default=True)
 @click.pass_context
 def command(ctx: click.Context, world: int, length: int, steps: int, strategy: str) -> None:
@@ -18,9 +20,10 @@ def command(ctx: click.Context, world: int, length: int, steps: int, strategy: s
 
     Ends with 1 if their losses differ by more than rounding.
     """
+    from sp.cli.failed import of_ranks
     from sp.cli.training import Comparison, compare
 
-    with progress(range(steps), f"{world} ranks beside one") as bar:
+    with of_ranks(ctx.color), progress(range(steps), f"{world} ranks beside one") as bar:
         rows = list(compare(world, length, strategy, bar))
     comparison = Comparison(tuple(rows))
     click.echo(str(comparison))

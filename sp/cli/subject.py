@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import json
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
+from sp.cli.reference import facts_of, find, told, wrong
 from sp.errors import InputError
 
 MOST_PARAMETERS = 500_000_000
@@ -50,13 +46,10 @@ class Wish:
         torch.manual_seed(0)
         with torch.device("meta") if self.meta else nullcontext():
             made = _make(self.reference, dict(self.settings))
-            model, *call = made if isinstance(made, tuple) else (made,)
+            model, *call = (made or (None,)) if isinstance(made, tuple) else (made,)
             if not isinstance(model, nn.Module):
-                raise _wrong(self.reference, f"is a {type(model).__name__}, no nn.Module and no maker of one")
-            if call:
-                args, kwargs = (*call, {})[:2]
-                return Subject(model, tuple(args), dict(kwargs))
-            return Subject(model, *self._guess(model))
+                raise wrong(self.reference, f"is a {type(model).__name__}, no nn.Module and no maker of one")
+            return self._brought(model, call) if call else Subject(model, *self._guess(model))
 
     def load_small(self) -> Subject:
         """As `load`, for commands that compute: InputError for a model that would not fit into a machine's memory."""
@@ -68,6 +61,14 @@ class Wish:
                 remedy="make it smaller with --set, as in --set num_hidden_layers=2 --set hidden_size=64",
             )
         return self.load()
+
+    def _brought(self, model: nn.Module, call: list[Any]) -> Subject:
+        """With the reference's own call: args, or args and kwargs."""
+        args, kwargs, *others = *call, *(() if len(call) > 1 else ({},))
+        if others or not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
+            kinds = ", ".join(type(each).__name__ for each in call)
+            raise wrong(self.reference, f"brings ({kinds}) with the model, not (args, kwargs): a tuple and a dict")
+        return Subject(model, tuple(cast(tuple[Any, ...], args)), dict(cast(Settings, kwargs)))
 
     def _guess(self, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Token ids for the first parameter of forward, the same as labels where it takes them."""
@@ -90,13 +91,13 @@ def _make(reference: str, settings: dict[str, Any]) -> Any:
     if reference.startswith("hf:"):
         return _transformers(reference.removeprefix("hf:"), settings)
     if reference.endswith(".json"):
-        facts = _inert(json.loads(Path(reference).read_text()))
-        return _transformers(facts.pop("model_type", ""), settings, facts)
-    target = _find(reference)
+        facts = _inert(facts_of(reference))
+        return _transformers(str(facts.pop("model_type", "")), settings, facts)
+    target = find(reference)
     if isinstance(target, nn.Module | tuple):
         return target
     if not callable(target):
-        raise _wrong(reference, f"is a {type(target).__name__}, no nn.Module and no maker of one")
+        raise wrong(reference, f"is a {type(target).__name__}, no nn.Module and no maker of one")
     return _call(reference, target, settings)
 
 
@@ -105,17 +106,18 @@ def _transformers(kind: str, settings: Settings, facts: Settings | None = None) 
     try:
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
     except ImportError:
-        raise _wrong(f"hf:{kind}", "needs the package transformers") from None
+        raise wrong(f"hf:{kind}", "needs the package transformers") from None
     try:
         known = AutoConfig.for_model(kind)
     except ValueError:
-        raise _wrong(f"hf:{kind}", "is no model type of transformers") from None
+        raise wrong(f"hf:{kind}", "is no model type of transformers") from None
     unknown = [name for name in settings if not hasattr(known, name)]
     if unknown:  # transformers would keep them and use none
-        raise _wrong(f"hf:{kind}", f"cannot be configured: it has no {', '.join(unknown)}")
-    config = AutoConfig.for_model(kind, **{**(facts or {}), **settings})
-    causal = type(config) in AutoModelForCausalLM._model_mapping
-    return (AutoModelForCausalLM if causal else AutoModel).from_config(config, trust_remote_code=False)
+        raise wrong(f"hf:{kind}", f"cannot be configured: it has no {', '.join(unknown)}")
+    with told(f"hf:{kind}", "cannot be made"):
+        config = AutoConfig.for_model(kind, **{**(facts or {}), **settings})
+        causal = type(config) in AutoModelForCausalLM._model_mapping
+        return (AutoModelForCausalLM if causal else AutoModel).from_config(config, trust_remote_code=False)
 
 
 def _inert(facts: Settings) -> dict[str, Any]:
@@ -125,56 +127,21 @@ def _inert(facts: Settings) -> dict[str, Any]:
     return {name: _inert(cast(Settings, each)) if isinstance(each, dict) else each for name, each in kept.items()}
 
 
-def _find(reference: str) -> Any:
-    place, _, name = reference.partition(":")
-    if not name:
-        raise _wrong(reference, "names no model")
-    try:
-        found = _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, FileNotFoundError) as error:
-        raise _wrong(reference, f"is not found: {error}") from error
-    return found
-
-
-def _from_path(name: str) -> Any:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-    return importlib.import_module(name)
-
-
-def _from_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, "the name ends in .py"
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    sys.path.insert(0, str(path.resolve().parent))  # as `python file.py` does
-    spec.loader.exec_module(module)
-    return module
-
-
 def _call(reference: str, target: Callable[..., Any], settings: dict[str, Any]) -> Any:
     """What `target` makes: settings are its own parameters, or those of the configuration that it takes."""
     parameters = inspect.signature(target).parameters
     if set(settings) <= set(parameters):
         needed = [name for name, each in parameters.items() if each.default is each.empty and name not in settings]
         if not [name for name in needed if parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]:
-            return target(**settings)
+            with told(reference, "cannot be made"):
+                return target(**settings)
     hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
     kinds = [kind for name in parameters for kind in get_args(hints.get(name)) or [hints.get(name)]]
     kind = next((kind for kind in kinds if isinstance(kind, type) and kind is not type(None)), None)
     if kind is None:
-        raise _wrong(reference, f"takes {list(parameters)}, not nothing, settings or a configuration")
-    try:
-        return target(kind(**settings))
-    except TypeError as error:
-        raise _wrong(reference, f"cannot be configured: {error}") from error
-
-
-def _wrong(reference: str, why: str) -> InputError:
-    return InputError(
-        f"{reference} {why}",
-        remedy="module:name or file.py:name of a model or of what makes one, hf:TYPE, or a config.json of transformers",
-    )
+        raise wrong(reference, f"takes {list(parameters)}, not nothing, settings or a configuration")
+    with told(reference, "cannot be made"):
+        try:
+            return target(kind(**settings))
+        except TypeError as error:
+            raise wrong(reference, f"cannot be configured: {error}") from error

@@ -112,7 +112,8 @@ def option_call(length: str) -> Callable[[F], F]:
     return decorate
 
 
-option_batch = click.option("--batch", default=1, show_default=True, help="Sequences in the call.")
+AT_LEAST_ONE = click.IntRange(1)
+option_batch = click.option("--batch", type=AT_LEAST_ONE, default=1, show_default=True, help="Sequences in the call.")
 option_json = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 option_strategy = click.option(
     "--strategy", type=Known("strategy", strategies), default="striped", show_default=True, help="A name, or auto."

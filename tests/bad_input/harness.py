@@ -112,7 +112,8 @@ def outcome(run: Callable[[], Any], model: nn.Module | None) -> Outcome:
         if first is not None:
             first.double().square().mean().backward()
     except Exception as error:  # noqa: BLE001 - the outcome
-        text = f"{type(error).__name__}: {error}"
+        public = next(kind for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
+        text = f"{public.__name__}: {error}"
         damage = () if model is None or before is None else changes(before, picture(model))
         return Outcome(
             error=text, is_ours=isinstance(error, sp.SpError), seconds=time.perf_counter() - begin, damage=damage
@@ -163,7 +164,7 @@ def session(
 
     A proper call comes after each: what it finds is `<name> again`."""
     shared = make()
-    made = {case.name: case.make() for case in cases if case.make is not None}
+    made = {case.name: _for_each(case.make, world) for case in cases if case.make is not None}
 
     def rank(group: dist.ProcessGroup) -> dict[str, Outcome]:
         model = copy.deepcopy(shared)
@@ -175,18 +176,23 @@ def session(
                 found[case.name] = outcome(partial(call, parallel), model)
                 found[f"{case.name} again"] = outcome(lambda: proper(parallel), model)
             else:
-                found[case.name] = _alone(case, made[case.name], group)
+                found[case.name] = _alone(case, made[case.name][group.rank()], group)
         return found
 
     ranks = run_ranks(world, rank, timeout_s=timeout_s)
     return {name: [each[name] for each in ranks] for name in ranks[0]}
 
 
-def _alone(case: Case, made: nn.Module, group: dist.ProcessGroup) -> Outcome:
+def _for_each(make: Callable[[], nn.Module], world: int) -> list[nn.Module]:
+    """A model for each rank, all alike."""
+    made = make()
     try:
-        model = copy.deepcopy(made)
+        return [copy.deepcopy(made) for _ in range(world)]
     except Exception:  # noqa: BLE001 - some models have no copies
-        model = made
+        return [make() for _ in range(world)]
+
+
+def _alone(case: Case, model: nn.Module, group: dist.ProcessGroup) -> Outcome:
     watched = model if isinstance(model, nn.Module) else None
     return outcome(lambda: case.call(sp.parallelize(model, mesh=group, **{"compile": False, **case.options})), watched)
 

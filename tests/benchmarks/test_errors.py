@@ -10,7 +10,7 @@ SMALL = Options(lengths=(130,), worlds=(1, 3, 8), strategies=("striped", "zigzag
 LARGE = Options(lengths=(256, 1024), worlds=(1, 2, 4, 8, 16))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("options", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)], ids=["small", "large"])
 def test_errors_are_those_of_one_device_and_do_not_grow_with_the_ranks(options: Options, dtype: str) -> None:
     for length in options.lengths:

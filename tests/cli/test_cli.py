@@ -154,8 +154,10 @@ def test_check_ends_with_0_where_all_is_exact() -> None:
 
 
 def test_check_ends_with_1_where_anything_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = sp.check  # looked up when it is first asked for
+
     def wrong(model: nn.Module, *args: Any, **_others: Any) -> object:
-        report = sp.check(model, *args, world_size=2, lengths=(4,))
+        report = check(model, *args, world_size=2, lengths=(4,))
         return replace(report, rows=(replace(report.rows[0], verdict="too far"), *report.rows[1:]))
 
     monkeypatch.setattr("sp.api.check", wrong)

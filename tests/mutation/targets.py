@@ -5,7 +5,8 @@ from dataclasses import dataclass
 # Worlds of up to five ranks, and nothing of what the tests plant themselves.
 _SMALL = " and ".join(f"not [{world}-" for world in range(6, 17)) + " and not planted"
 _PLANS = ("tests/test_tile.py", "tests/test_plan.py", "tests/test_steps.py", "-k", _SMALL)
-_PLACE = ("tests/passes/test_place.py", "tests/passes/test_refusals.py", "tests/passes/test_localize.py")
+_FOUND = ("tests/passes/test_found.py", "tests/passes/test_place.py")
+_PLACE = (*_FOUND, "tests/passes/test_refusals.py", "tests/passes/test_localize.py")
 _MERGE = ("tests/runtime/test_merge.py", "-k", "not compiled")
 
 
@@ -23,7 +24,7 @@ TARGETS = (
     Target("sp/plan.py", _PLANS),
     Target("sp/tile.py", _PLANS),
     Target("sp/passes/place.py", _PLACE),
-    Target("sp/passes/placements.py", _PLACE),
+    Target("sp/passes/placements.py", ("tests/passes/test_placements.py", *_PLACE)),
     Target("sp/runtime/merge.py", _MERGE),
     Target("sp/runtime/partials.py", ("tests/runtime/test_partials.py",)),
 )

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -33,10 +33,11 @@ Key = tuple[str, int]
 class Trials:
     """A plugin of pytest.  In place of the tests' own run it tries the mutants; `alive` are those that no test sees.
 
-    log: what the tests of the latest mutant said."""
+    mutants: by their numbers.  log: what the tests of the latest mutant said; beside it, in a file that ends in .tried,
+    is what became of each mutant up to it."""
 
     path: Path
-    mutants: Sequence[Mutant]
+    mutants: Mapping[int, Mutant]
     log: Path
     alive: list[Mutant] = field(default_factory=list[Mutant])
     tests: int = 0
@@ -48,12 +49,21 @@ class Trials:
         functions, caches = [*_functions(self.path)], [*_caches()]
         assert functions, f"no test imports {self.path}"
         gc.freeze()  # what is there already is not copied into each fork
-        for mutant in self.mutants:
+        for number, mutant in self.mutants.items():
+            start = time.monotonic()
             codes = dict(_codes(compile(mutant.tree, str(self.path), "exec", dont_inherit=True)))
-            if self._fork(session, lambda codes=codes: _plant(functions, caches, codes), limit) == ALIVE:
+            ended = self._fork(session, lambda codes=codes: _plant(functions, caches, codes), limit)
+            if ended == ALIVE:
                 self.alive.append(mutant)
+            self._note(number, mutant, ended, time.monotonic() - start)
         gc.unfreeze()  # or the next file would find no functions
         return True
+
+    def _note(self, number: int, mutant: Mutant, ended: int, seconds: float) -> None:
+        with self.log.with_suffix(".tried").open("a") as file:
+            file.write(
+                f"{number:4} {'alive ' if ended == ALIVE else 'killed'} {seconds:6.1f} s  {self.path.name} {mutant}\n"
+            )
 
     def _order(self, session: pytest.Session) -> int:
         """The quickest tests first; the seconds that a mutant may take."""
