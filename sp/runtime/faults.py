@@ -93,7 +93,9 @@ def failing_together(world: World, during: str) -> Generator[None]:
     begin = time.monotonic()
     try:
         yield
-    except Exception as caught:
+    except GeneratorExit:  # who has it around a `yield` is left, and has not failed
+        raise
+    except BaseException as caught:  # also a keyboard's, and those of torch.distributed.checkpoint
         error = _undisguised(caught)
         if isinstance(error, RankLostError):
             raise error.during(during) from error.__cause__
@@ -102,13 +104,13 @@ def failing_together(world: World, during: str) -> Generator[None]:
             others = [] if board is None else board.everybody
             lost_one = lost(world, "an exchange of torch", error, time.monotonic() - begin, others)
             raise lost_one.during(during) from error
-        _give_up(world, f"{type(error).__name__}: {first_line(error)}")
+        _give_up(world, f"{type(error).__name__}: {first_line(error)}".removesuffix(": "))
         if error is caught:
             raise
         raise error from error.__cause__
 
 
-def _undisguised(error: Exception) -> Exception:
+def _undisguised(error: BaseException) -> BaseException:
     """What a compiled graph has raised.  torch.fx walks its traceback by a generator, which torch.compile then refuses
     to compile: that refusal is all that comes out."""
     hidden = error.__context__

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 import sp
 from sp.errors import RankLostError
@@ -69,9 +70,9 @@ class Way:
 
 @dataclass(frozen=True)
 class Fault:
-    """kind: kill, raise or sleep, of one rank.  where: call, forward, backward, sum or checkpoint.
-    rank: one, or EVERYBODY, who then takes the step once more.  timeout_s: of all groups.
-    together: inside `sp.failing_together`.  tcp: rank 0 holds the store, as without torchrun's agent."""
+    """kind: kill, raise, interrupt, sleep or leave (a generator, inside of failing_together), of one rank.  where: call, forward, backward, sum or checkpoint.
+    rank: one, or EVERYBODY.  timeout_s: of all groups.  together: inside `sp.failing_together`.
+    tcp: rank 0 holds the store, as without torchrun's agent.  again: who is alive takes the step once more."""
 
     kind: str
     where: str
@@ -80,24 +81,37 @@ class Fault:
     sleep_s: float = 0.0
     together: bool = False
     tcp: bool = False
+    again: bool = False
 
     def strike(self) -> None:
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.kind == "raise":
             raise IndexError("index out of range in self")
+        if self.kind == "interrupt":
+            raise KeyboardInterrupt
+        if self.kind == "leave":
+            left = _inside_of_failing_together()
+            next(left)
+            left.close()
         time.sleep(self.sleep_s)
+
+
+def _inside_of_failing_together() -> Generator[None]:
+    with sp.failing_together():
+        yield
 
 
 @dataclass(frozen=True)
 class Outcome:
     """kind: the name of the error's class, "" of none, "dead" of a process that has ended.  seconds: from the start of
-    the step.  ranks: whom the error names."""
+    the step.  ranks: whom the error names.  again: the name of the error's class of the step that followed."""
 
     kind: str
     text: str = ""
     seconds: float = 0.0
     ranks: tuple[int, ...] = ()
+    again: str = "not tried"
 
 
 def outcomes(way: Way, fault: Fault) -> list[Outcome]:
@@ -157,8 +171,8 @@ def _rank(rank: int, way: Way, fault: Fault, folder: Path, pipe: Connection) -> 
     for group in list(c10d._world.pg_map):
         c10d._set_pg_timeout(timedelta(seconds=fault.timeout_s), group)
     found = _tried(model, step, fault, folder, fault.rank in (rank, EVERYBODY))
-    if fault.rank == EVERYBODY and found.kind:
-        found = _tried(model, step, fault, folder, mine=False)
+    if fault.again:
+        found = replace(found, again=_tried(model, step, replace(fault, where="call"), folder, mine=False).kind)
     pipe.send(found)
     try:
         pipe.recv()  # until the parent hangs up
@@ -190,7 +204,7 @@ def _tried(model: nn.Module, step: Callable[..., None], fault: Fault, folder: Pa
                 step(strike)
                 if fault.where == "checkpoint":
                     dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=folder / "checkpoint")
-    except Exception as error:  # noqa: BLE001  (the parent judges it)
+    except BaseException as error:  # noqa: BLE001  (the parent judges it)
         ranks = error.ranks if isinstance(error, RankLostError) else ()
         return Outcome(type(error).__name__, str(error), time.monotonic() - begin, ranks)
     return Outcome("", seconds=time.monotonic() - begin)
@@ -210,7 +224,7 @@ def _inject(fault: Fault) -> Callable[[], None]:
         before(FileSystemWriter, "write_data", fault.strike)
     elif fault.where == "sum":
         before(sums, "start_sum", fault.strike)
-        before(dist, "reduce_scatter_tensor", fault.strike)  # FSDP's
+        before(_fsdp_param_group, "foreach_reduce", fault.strike)  # FSDP's
     else:
         counted = iter(range(1000))
         _Injected.backward = False
