@@ -20,6 +20,7 @@ WAYS = {
     "usp": Way("usp", (2, 2)),
     "double_ring": Way("double_ring", (2, 2)),
     "compiled": Way("striped", (2,), compile=True),
+    "traced": Way("striped", (3,), compile={"backend": "aot_eager"}),
     "fsdp": FSDP,
 }
 ENDS = {"kill": "dead", "raise": "IndexError", "interrupt": "KeyboardInterrupt", "sleep": "RankLostError"}
@@ -152,8 +153,7 @@ def test_a_rank_that_is_killed_in_a_checkpoint_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_rank_that_raises_in_a_checkpoint_is_named_by_torch_and_all_can_go_on() -> None:
-    """torch.distributed.checkpoint gathers what its ranks raise, and raises all of it on each: no Exception, but one that
-    is derived from BaseException."""
+    """torch.distributed.checkpoint gathers what its ranks raise, and raises all of it on each: a BaseException."""
     found = outcomes(FSDP, Fault("raise", "checkpoint", 20.0, together=True, again=True))
     for each in found:
         assert (each.kind, each.again) == ("CheckpointException", ""), each

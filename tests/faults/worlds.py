@@ -49,7 +49,7 @@ class Way:
     strategy: str
     shape: tuple[int, ...]
     fsdp: bool = False
-    compile: bool = False
+    compile: Any = False
     bare: bool = False
 
     @property
@@ -70,7 +70,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Fault:
-    """kind: kill, raise, interrupt, sleep or leave (a generator, inside of failing_together), of one rank.  where: call, forward, backward, sum or checkpoint.
+    """kind: kill, raise, interrupt, sleep or leave (a generator, inside of failing_together), of one rank.
+    where: call, forward, backward, sum or checkpoint.
     rank: one, or EVERYBODY.  timeout_s: of all groups.  together: inside `sp.failing_together`.
     tcp: rank 0 holds the store, as without torchrun's agent.  again: who is alive takes the step once more."""
 
