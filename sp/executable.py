@@ -202,4 +202,5 @@ def _compiled(module: fx.GraphModule, options: Options) -> Callable[..., Any]:
         from sp.passes.partition import Partition  # imports Inductor
 
         given["options"] = {**given.get("options", {}), "custom_partitioner_fn": Partition(options.memory_budget)}
-    return torch.compile(module, **given)
+    # its forward: torch.fx wraps the call of a module in what Dynamo cannot trace, and would hide an error of the graph
+    return torch.compile(module.forward, **given)

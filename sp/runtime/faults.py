@@ -93,27 +93,18 @@ def failing_together(world: World, during: str) -> Generator[None]:
     begin = time.monotonic()
     try:
         yield
-    except Exception as caught:
-        error = _undisguised(caught)
-        if isinstance(error, RankLostError):
-            raise error.during(during) from error.__cause__
+    except GeneratorExit:  # who has it around a `yield` is left, and has not failed
+        raise
+    except RankLostError as error:
+        raise error.during(during) from error.__cause__
+    except BaseException as error:  # also a keyboard's, and those of torch.distributed.checkpoint
         if is_a_fault(error):  # of an exchange that torch makes, as FSDP does: with whom, it does not say
             board = board_of(world.group)
             others = [] if board is None else board.everybody
             lost_one = lost(world, "an exchange of torch", error, time.monotonic() - begin, others)
             raise lost_one.during(during) from error
-        _give_up(world, f"{type(error).__name__}: {first_line(error)}")
-        if error is caught:
-            raise
-        raise error from error.__cause__
-
-
-def _undisguised(error: Exception) -> Exception:
-    """What a compiled graph has raised.  torch.fx walks its traceback by a generator, which torch.compile then refuses
-    to compile: that refusal is all that comes out."""
-    hidden = error.__context__
-    is_disguise = type(error).__name__ == "Unsupported" and "trace generator" in str(error)
-    return hidden if is_disguise and isinstance(hidden, Exception) else error
+        _give_up(world, f"{type(error).__name__}: {first_line(error)}".removesuffix(": "))
+        raise
 
 
 def _give_up(world: World, why: str) -> None:

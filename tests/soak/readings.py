@@ -1,8 +1,15 @@
-"""What a process holds, as numbers that do not grow where nothing leaks."""
+"""What a process holds, as numbers that do not grow where nothing leaks.
 
+Resident memory is none of these: an allocator keeps what is freed, in pages between what is not, and gives it back late
+and in pieces of megabytes.  What is in use it knows to the byte: glibc of what C++ and large objects of Python have,
+Python of its small objects.
+"""
+
+import ctypes
 import functools
 import gc
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,12 +24,14 @@ import sp
 
 @dataclass(frozen=True)
 class Reading:
-    """rss: bytes.  groups: entries of torch's tables of process groups.  captures: that the model keeps.  plans:
-    entries of sp's caches.  objects: that the garbage collector knows, after it has run.  profiling: whether a profiler
-    is on."""
+    """rss: bytes.  used: bytes that malloc has given to somebody.  blocks: small objects of Python, of all kinds.
+    groups: entries of torch's tables of process groups.  captures: that the model keeps.  plans: entries of sp's
+    caches.  objects: that the garbage collector knows, after it has run.  profiling: whether a profiler is on."""
 
     step: int
     rss: int
+    used: int
+    blocks: int
     fds: int
     threads: int
     groups: int
@@ -37,6 +46,8 @@ class Reading:
         return Reading(
             step,
             int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+            used(),
+            sys.getallocatedblocks(),
             len(os.listdir("/proc/self/fd")),
             len(os.listdir("/proc/self/task")),
             groups(),
@@ -45,6 +56,21 @@ class Reading:
             len(gc.get_objects()),
             torch.autograd._profiler_enabled(),
         )
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _names = ("arena", "ordblks", "smblks", "hblks", "mapped", "usmblks", "fsmblks", "in_use", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
+
+
+def used() -> int:
+    """Bytes in use, of all arenas and of what malloc has mapped by itself.  Needs glibc 2.33."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Mallinfo
+    found = mallinfo()
+    return found.in_use + found.mapped
 
 
 def groups() -> int:
@@ -69,10 +95,12 @@ def python_threads() -> list[str]:
     return sorted(thread.name for thread in threading.enumerate())
 
 
-def slope(readings: Sequence[Reading]) -> float:
-    """Bytes of RSS for each step, by least squares over the second half: the first half fills caches."""
+def growth(readings: Sequence[Reading], name: str = "used") -> float:
+    """What is added to it with each step, over the second half: the first half fills caches.
+
+    From the lowest of the third quarter to the lowest of the fourth: what happens to be there while one reads comes and
+    goes, what leaks raises the floor."""
     half = readings[len(readings) // 2 :]
-    steps, sizes = [reading.step for reading in half], [reading.rss for reading in half]
-    middle, mean = sum(steps) / len(half), sum(sizes) / len(half)
-    spread = sum((step - middle) ** 2 for step in steps)
-    return sum((step - middle) * (size - mean) for step, size in zip(steps, sizes, strict=True)) / spread
+    middle = len(half) // 2
+    before, after = (min(part, key=lambda each: getattr(each, name)) for part in (half[:middle], half[middle:]))
+    return (getattr(after, name) - getattr(before, name)) / (after.step - before.step)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from sp.testing import run_processes, run_ranks
-from tests.soak.readings import Reading, slope
+from tests.soak.readings import Reading, growth
 from tests.soak.work import Job, soak, soak_process, tiny
 
 
@@ -35,7 +35,8 @@ def main() -> None:
     ranks = run(job, given.world)
     print(f"{job}, {given.world} {'threads' if given.threads else 'processes'}, {time.monotonic() - start:.0f} s")
     print(table(ranks[0]))
-    print(f"RSS over the second half: {', '.join(f'{slope(rank):+,.0f}' for rank in ranks)} bytes a step")
+    for name in ("rss", "used", "blocks", "objects"):
+        print(f"{name} over the second half: {', '.join(f'{growth(rank, name):+,.2f}' for rank in ranks)} a step")
 
 
 def run_in_processes(job: Job, world: int) -> list[list[Reading]]:
@@ -51,9 +52,12 @@ def run_threads(job: Job, world: int) -> list[list[Reading]]:
 
 
 def table(readings: Sequence[Reading]) -> str:
-    names = ("step", "fds", "threads", "groups", "captures", "plans", "objects")
-    rows = [(f"{each.rss / 2**20:.1f}", *(getattr(each, name) for name in names)) for each in readings]
-    return tabulate(rows, ("RSS MiB", *names), "pipe")
+    names = ("step", "fds", "threads", "groups", "captures", "plans", "objects", "blocks")
+    rows = [
+        (f"{each.rss / 2**20:.1f}", f"{each.used / 2**20:.2f}", *(getattr(each, name) for name in names))
+        for each in readings
+    ]
+    return tabulate(rows, ("RSS MiB", "used MiB", *names), "pipe")
 
 
 if __name__ == "__main__":

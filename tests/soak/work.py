@@ -18,7 +18,8 @@ LENGTHS = (8, 13, 16, 21, 24, 29, 31)
 
 @dataclass(frozen=True)
 class Job:
-    """every: steps between two readings.  fresh: whether each step has a length that none had before."""
+    """every: steps between two readings.  fresh: whether each step has a length that none had before.
+    leak: bytes that each step keeps, to see that it is found."""
 
     steps: int
     recaptures: int
@@ -26,6 +27,7 @@ class Job:
     compiled: bool = False
     fresh: bool = False
     strategy: str = "striped"
+    leak: int = 0
 
 
 def tiny() -> nn.Module:
@@ -37,16 +39,27 @@ def soak(job: Job, model: nn.Module, group: dist.ProcessGroup | None = None) -> 
     """The readings of this rank, the first before the first step."""
     parallel = sp.parallelize(model, job.strategy, mesh=group, compile=job.compiled)
     turn, readings = max(job.steps // max(job.recaptures, 1), 1), list[Reading]()
+    kept = list[bytes]()
     optimizer = torch.optim.SGD(parallel.parameters(), 1e-3)
     for step in range(job.steps):
         if step % job.every == 0:
-            readings.append(Reading.of(step, parallel))
+            readings.append(_read(step, parallel, group))
         if job.recaptures and step and step % turn == 0:
             CHANGES[step // turn % len(CHANGES)](model, step)
             optimizer = torch.optim.SGD(parallel.parameters(), 1e-3)
         length = 8 + step if job.fresh else LENGTHS[step % len(LENGTHS)]
         _step(parallel, _ids(step, length), optimizer)
-    return [*readings, Reading.of(job.steps, parallel)]
+        kept += [bytes(job.leak)] if job.leak else []
+    return [*readings, _read(job.steps, parallel, group)]
+
+
+def _read(step: int, parallel: sp.ParallelModule, group: dist.ProcessGroup | None) -> Reading:
+    """While no rank works: those that are threads have one memory."""
+    group = group or dist.group.WORLD
+    group.barrier().wait()
+    reading = Reading.of(step, parallel)
+    group.barrier().wait()
+    return reading
 
 
 def soak_process(job: Job) -> list[Reading]:
