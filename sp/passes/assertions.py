@@ -3,9 +3,9 @@
     sym_min = sym_min(4 + 4*S, 8 + 8*S);  eq = sym_min == 4 + 4*S
     _assert_scalar(eq, …)                                            →  (erased: 8 + 8*S is never less)
 
-Beside a cache, torch.export is asked to write down what it cannot prove instead of giving up: its solver knows nothing
-of minima.  Plain bounds it does not write into the graph, but into the ranges of the sizes.  Programs run without such
-checks, and for every length of a range, so that each must hold for all of it.
+Beside a cache, and where it has stumbled over a minimum, torch.export is asked to write down what it cannot prove instead
+of giving up: its solver knows nothing of minima.  Plain bounds it does not write into the graph, but into the ranges of
+the sizes.  Programs run without such checks, and for every length of a range, so that each must hold for all of it.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def prove_assertions(module: fx.GraphModule, shortest: Mapping[sympy.Symbol, int
 
 def _unproven(model: str, claim: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"one graph of {model} does not hold for caches of every length",
+        f"one graph of {model} does not hold for sequences or caches of every length",
         needed=f"a forward that does the same for every length; not proven: {claim}",
-        remedy="look for Python's `if` on the length of the cache",
+        remedy="look for Python's `if` on the length of the sequence or of the cache",
     )
 
 

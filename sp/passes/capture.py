@@ -83,9 +83,8 @@ def capture(
     module = _flat_module(exported, given.names)
     refuse_unreal(module)
     symbols, name = _sequence_symbols(module, given), type(model).__name__
-    if past is not None:
-        ranges = settle_ranges(exported, symbols, ranges, name)
-        prove_assertions(module, {symbol: one.shortest for symbol, one in zip(symbols, ranges, strict=True)}, name)
+    ranges = settle_ranges(exported, symbols, ranges, name)
+    prove_assertions(module, {symbol: one.shortest for symbol, one in zip(symbols, ranges, strict=True)}, name)
     for found, lengths in zip(given.lengths, ranges, strict=True):
         if not lengths.holds(found):
             raise InputError(
