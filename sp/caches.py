@@ -70,9 +70,22 @@ def origin_of(cache: object) -> Origin | None:
     return cast(Any, cache).origin if getattr(cache, "is_local", False) else None
 
 
+def grown(cache: Any, made: Any) -> Any:
+    """The cache that was passed, with what the call has `made` of it: the model itself puts new tokens into it, too.
+
+    Its class is another one then, where this rank has its own tokens alone, as that of a module under fully_shard."""
+    cache.__class__, cache.__dict__ = type(made), vars(made)
+    return cache
+
+
+def can_grow(cache: object) -> bool:
+    """Whether it is of no class of the caller's own."""
+    return type(cache).__module__ in ("transformers.cache_utils", "sp.sharded_cache")
+
+
 def leave_behind(cache: Any) -> None:
-    """A call has gone on from it.  The model itself would have put the new tokens into it; the call returns another
-    one, and this one, its copies too, would be without them in the next call."""
+    """A call has gone on from it and returned no cache.  The model itself would have put the new tokens into it: this
+    one, its copies too, would be without them in the next call."""
     cache.is_left_behind = True
 
 
@@ -104,6 +117,12 @@ def _length(cache: object, kept: Kept) -> int | None:
 
 def caches_in(tree: object) -> Iterator[object]:
     return (leaf for leaf in pytree.tree_leaves(tree, is_leaf=is_cache) if is_cache(leaf))
+
+
+def returns_its_cache(given: object, output: object) -> bool:
+    """Whether there is one cache in the arguments of a call, and it is the one that comes out."""
+    passed, returned = list(caches_in(given)), list(caches_in(records.opened(output)))
+    return len(passed) == len(returned) == 1 and passed[0] is returned[0]
 
 
 def opened(tree: Any) -> Any:

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import Tensor, fx, nn
 
-from sp.caches import closed, leave_behind, sharded_cache
+from sp.caches import Kept, can_grow, closed, grown, leave_behind, sharded_cache
 from sp.choice import choose, estimate_program
 from sp.costs import Estimates
 from sp.divisors import check_divisors
@@ -82,9 +82,7 @@ class Executable:
         added = [carried[port.name] for port in self.program.inputs if port.is_added]
         with without_autocast():  # the graph has the caller's casts already
             output = self.outputs.rebuild(Hooks(model).around(self.run, *request.tensors, *added))
-        for cache in request.caches:
-            leave_behind(cache)
-        return self._closed(output, request.calls(self.calls))
+        return self._closed(output, request)
 
     def check_indices(self, request: Request) -> None:
         """InputError for ids, labels and positions that no table has.  The same on all ranks, if inputs are global."""
@@ -98,15 +96,24 @@ class Executable:
         """What is passed beside the caller's own tensors."""
         return {LENGTH_CARRIER: torch.empty(lengths[0], 0, device="cpu"), NOISE_SEED: seed}
 
-    def _closed(self, output: Any, call: str) -> Any:
-        """With dataclasses, and transformers' own caches: those that are not gathered know how long the whole is."""
+    def _closed(self, output: Any, request: Request) -> Any:
+        """With dataclasses, and transformers' own caches: the one that was passed, where the model returns it."""
+        make = self._cache_maker(request)
+        passed = next((cache for cache in request.caches if self.outputs.grows and can_grow(cache)), None)
+        for cache in request.caches:
+            if cache is not passed:
+                leave_behind(cache)
+        return closed(output, make if passed is None else lambda kept: grown(passed, make(kept)))
+
+    def _cache_maker(self, request: Request) -> Callable[[Kept], Any]:
+        """Of whole caches; those that are not gathered know how long the whole is."""
         kept = [port for port in self.program.outputs if port.kept]
         if not kept or not kept[0].local or kept[0].total is None:
-            return closed(output)
+            return Kept.close
         sizes = {one.symbol: length for one, length in zip(self.program.sequences, self.lengths, strict=True)}
         total = int(cast(sympy.Integer, kept[0].total.xreplace(sizes)))
-        dealt = origin(self.program.strategy.layout, find_world(self.group), call)
-        return closed(output, lambda cache: sharded_cache(cache, total, dealt))
+        dealt = origin(self.program.strategy.layout, find_world(self.group), request.calls(self.calls))
+        return lambda kept: sharded_cache(kept, total, dealt)
 
 
 def build(

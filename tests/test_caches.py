@@ -254,3 +254,28 @@ class Even(Limited):
 def test_one_graph_must_hold_for_all_lengths() -> None:
     with pytest.raises(UnsupportedModelError, match=r"caches of every length(.|\n)*not proven: (.|\n)*remedy:"):
         sp.parallelize(Even(), compile=False)(prompt(1), cache=limited(6))
+
+
+@pytest.mark.parametrize(
+    ("family", "world", "strategy"),
+    [("Mistral", 3, "zigzag"), pytest.param("Llama", 2, "striped", marks=pytest.mark.slow)],
+)
+def test_one_cache_object_from_call_to_call(family: str, world: int, strategy: str) -> None:
+    """As transformers documents it: made by the caller, for this model's layers, and passed again and again."""
+    transformers = pytest.importorskip("transformers")
+    ids, plain = prompt(PROMPT + sum(STEPS)), decoder(family)
+
+    def loop(model: Any, config: Any) -> list[Tensor]:
+        cache, logits, begin = transformers.DynamicCache(config=config), list[Tensor](), 0
+        for count in (PROMPT, *STEPS):
+            output, returned = ask(model, ids[:, begin : begin + count], cache)
+            assert returned is cache
+            begin += count
+            assert cache.get_seq_length() == begin
+            logits.append(output.logits)
+        return logits
+
+    right = loop(plain, plain.config)
+    for found in on_ranks(world, strategy, lambda parallel: loop(parallel, plain.config), family):
+        for one, other in zip(found, right, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)

@@ -57,25 +57,55 @@ def test_a_cache_of_another_layout_world_or_call_is_refused_on_all_ranks() -> No
 
 
 @pytest.mark.parametrize("first", ["whole", "local", "empty"])
-def test_a_cache_that_a_call_has_gone_on_from_is_refused(first: str) -> None:
-    """The plain model would find the tokens of that call in it."""
+def test_a_cache_grows_as_the_plain_models_does(first: str) -> None:
+    """The same object goes in and comes out; a copy of before goes on as if nothing had been."""
     transformers = pytest.importorskip("transformers")
     parallel, ids = sp.parallelize(Decoder(), compile=False), torch.arange(TOKENS)[None]
-    cache = transformers.DynamicCache()
+    plain, cache = transformers.DynamicCache(), transformers.DynamicCache()
     with torch.no_grad():
-        if first == "whole":
-            parallel.plain(ids, cache=cache)
-        if first == "local":
-            cache = parallel(ids, cache=cache)[1]
+        if first != "empty":
+            parallel.plain(ids, cache=plain)
+            (parallel.plain if first == "whole" else parallel)(ids, cache=cache)
+        kept, before = copy.deepcopy(cache), copy.deepcopy(plain)
+        for begin in (0, 2, 4):
+            found, returned = parallel(ids[:, begin : begin + 2], cache=cache)
+            torch.testing.assert_close(found, parallel.plain(ids[:, begin : begin + 2], cache=plain)[0])
+            assert returned is cache
+            assert cache.get_seq_length() == plain.get_seq_length()
+        torch.testing.assert_close(parallel(ids[:, 3:5], cache=kept)[0], parallel.plain(ids[:, 3:5], cache=before)[0])
+
+
+class Silent(Decoder):
+    """Returns no cache."""
+
+    def forward(self, input_ids: Tensor, cache: Any) -> Tensor:
+        return super().forward(input_ids, cache)[0]
+
+
+def own_cache(transformers: Any) -> Any:
+    class Mine(transformers.DynamicCache):
+        pass
+
+    return Mine()
+
+
+@pytest.mark.parametrize("kind", [Silent, Decoder])
+def test_a_cache_that_lacks_the_tokens_of_a_call_is_refused(kind: type[Decoder]) -> None:
+    """The plain model would find them in it: where no cache comes out, or one of a class that cannot be changed."""
+    transformers = pytest.importorskip("transformers")
+    parallel, ids = sp.parallelize(kind(), compile=False), torch.arange(TOKENS)[None]
+    cache = transformers.DynamicCache() if kind is Silent else own_cache(transformers)
+    with torch.no_grad():
+        parallel.plain(ids, cache=cache)
         kept = copy.deepcopy(cache)
-        right = parallel(ids[:, :2], cache=cache)[0]
+        parallel(ids[:, :2], cache=cache)
         for stale in (cache, copy.deepcopy(cache)):
             with pytest.raises(
                 InputError,
                 match=r"passes a cache that an earlier call has gone on from: it lacks the tokens of that call",
             ):
                 parallel(ids[:, 2:4], cache=stale)
-        assert torch.equal(parallel(ids[:, :2], cache=kept)[0], right)
+        parallel(ids[:, :2], cache=kept)
 
 
 class Dropping(nn.Module):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from sp.caches import Form, Kept, caches_in, closed, opened, parts
+from sp.caches import Form, Kept, caches_in, closed, opened, parts, returns_its_cache
 from sp.errors import InputError, UnsupportedModelError
 
 _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
@@ -75,15 +75,20 @@ class Call:
 class Outputs:
     """How the model's own output is put together again, recorded while it is traced.
 
-    kept: for each tensor, the name of the cache that it is part of, "" if of none."""
+    kept: for each tensor, the name of the cache that it is part of, "" if of none.
+    grows: whether the one cache in it is the one that was passed, with new tokens."""
 
     spec: pytree.TreeSpec | None = None
     constants: list[tuple[object] | None] = field(default_factory=list[tuple[object] | None])
     names: list[str] = field(default_factory=list[str])
     kept: list[str] = field(default_factory=list[str])
+    grows: bool = False
 
-    def flatten(self, output: object) -> tuple[torch.Tensor, ...]:
-        """The tensors of an output; UnsupportedModelError names what is neither tensor nor constant."""
+    def flatten(self, output: object, given: object = None) -> tuple[torch.Tensor, ...]:
+        """The tensors of an output; UnsupportedModelError names what is neither tensor nor constant.
+
+        given: the arguments of the call."""
+        self.grows = returns_its_cache(given, output)
         output = opened(output)
         try:
             paths, self.spec = pytree.tree_flatten_with_path(output)
@@ -112,7 +117,8 @@ class Outputs:
             (None,) if constant is None and next(names) in dropped else constant for constant in self.constants
         ]
         pairs = [(name, kept) for name, kept in zip(self.names, self.kept, strict=True) if name not in dropped]
-        return Outputs(self.spec, constants, [name for name, _ in pairs], [kept for _, kept in pairs])
+        kept = [kept for _, kept in pairs]
+        return Outputs(self.spec, constants, [name for name, _ in pairs], kept, self.grows and any(kept))
 
     def _parts(self, output: object, count: int) -> list[str]:
         try:

@@ -55,7 +55,7 @@ class _Flat(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.rebuild(tensors[: len(self.call.names)])
         with Watch(), OneBlock(), Witness(self.model) as witness:
-            results = self.outputs.flatten(self.model(*args, **kwargs))
+            results = self.outputs.flatten(self.model(*args, **kwargs), (args, kwargs))
             witness.results(results)
         return results
 
