@@ -23,9 +23,9 @@ def check_fit(request: Request, options: Options, world: World) -> None:
     if any(map(is_left_behind, request.caches)):
         raise InputError(
             "the call passes a cache that an earlier call has gone on from: it lacks the tokens of that call",
-            needed="a cache that the earlier call has returned (the plain model would have changed the one it was given)",
-            remedy="use_cache=True, and cache = output.past_key_values (as the model calls it); copy.deepcopy one before"
-            " the call, to go on twice",
+            needed="a cache that the earlier call has returned, and no copy of the one that it was given",
+            remedy="use_cache=True, and cache = output.past_key_values (as the model calls it); to go on twice from one,"
+            " pass a copy.deepcopy of it to the first call",
         )
     if request.past is not None:
         _check_caches(request, request.past, options, world)
