@@ -24,8 +24,8 @@ def check_fit(request: Request, options: Options, world: World) -> None:
         raise InputError(
             "the call passes a cache that an earlier call has gone on from: it lacks the tokens of that call",
             needed="a cache that the earlier call has returned, and no copy of the one that it was given",
-            remedy="use_cache=True, and cache = output.past_key_values (as the model calls it); to go on twice from one,"
-            " pass a copy.deepcopy of it to the first call",
+            remedy="use_cache=True, and cache = output.past_key_values (as the model calls it); to go on twice from"
+            " one, pass a copy.deepcopy of it to the first call",
         )
     if request.past is not None:
         _check_caches(request, request.past, options, world)

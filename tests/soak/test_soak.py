@@ -19,6 +19,10 @@ from tests.soak.readings import Reading, caches, groups, growth, objects_by_type
 from tests.soak.run import table
 from tests.soak.work import Job, soak, soak_process, tiny
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="what is in use is read from glibc, 2.33 or newer"
+)
+
 MIB = 1 << 20
 LEAK = 512  # bytes of each step.  A capture leaves some 5 kB in caches of sympy, which have an end
 IDS = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(0))
