@@ -10,7 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -80,7 +80,15 @@ Examples = Callable[[Sequence[int]], list[torch.Tensor]]
 Ranges = tuple[Lengths, ...]
 
 
-def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) -> tuple[ExportedProgram, Ranges]:
+class Exported(NamedTuple):
+    """asserts: whether torch.export has written down what it could not prove, see `sp.passes.assertions`."""
+
+    program: ExportedProgram
+    ranges: Ranges
+    asserts: bool
+
+
+def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) -> Exported:
     """Export `flat` (which calls `model`) and say for which lengths of each sequence.
 
     examples: makes inputs of at least those lengths.  Raises UnsupportedModelError."""
@@ -98,9 +106,7 @@ def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) ->
             raise error from error.__cause__
 
 
-def _export(
-    flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes, ranges: Ranges
-) -> tuple[ExportedProgram, Ranges]:
+def _export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes, ranges: Ranges) -> Exported:
     message, asserting = "", axes.grows
     for _ in range(_ATTEMPTS):
         with torch.inference_mode(False):
@@ -108,13 +114,13 @@ def _export(
         try:
             with torch.inference_mode(False), torch.enable_grad(), preserve_node_meta():
                 shapes = (axes.dynamic(inputs, ranges),)
-                return _trace(flat, inputs, shapes, asserting), ranges
+                return Exported(_trace(flat, inputs, shapes, asserting), ranges, asserting)
         except UnsupportedModelError:
             raise
         except Exception as error:
             message = str(error)
             if not asserting and " satisfy the generated guard min(" in message:
-                asserting = True  # of strides, as min(4*S, 8*S) == 4*S before torch 2.13: `assertions` proves it
+                asserting = True  # of strides, as min(4*S, 8*S) == 4*S before torch 2.13
                 continue
             narrowed = tuple(_narrowed(message, axes.name(number), lengths) for number, lengths in enumerate(ranges))
             fixed = _batches(inputs, axes) if _trips(error) else _fixed_batches(message)
