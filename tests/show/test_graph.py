@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-
 from torch import Tensor, nn
 
 import sp
