@@ -19,6 +19,7 @@ from sp.passes.call import Outputs
 from sp.program import Program
 from sp.request import Lengths, Request
 from sp.slots import slots_of
+from sp.strategy import STRATEGIES
 
 Captured = tuple[Program, Outputs]
 
@@ -39,4 +40,5 @@ class OneCapture:
         own = program.fork()
         for slot in slots_of(own.graph_module, model):
             slot.refresh(model)
-        return (own if options.strategy is None else replace(own, strategy=options.strategy)), outputs
+        # Where one is to be chosen, any of one axis stands for it, as in `_captured`, and not what others asked for.
+        return replace(own, strategy=options.strategy or next(iter(STRATEGIES.values()))), outputs

@@ -252,3 +252,19 @@ def test_compiled_by_inductor(mode: Any, world2: ProcessWorld) -> None:
     for (error, names), (_, before) in zip(world2.run(compiled, mode, True, timeout_s=400), usual, strict=True):
         assert error < 1e-12
         check_calls(names, before)
+
+
+def test_checkpoints_that_are_switched_on_later_are_seen_by_the_next_call() -> None:
+    plain, model = llama(layers=1), llama(layers=1)
+    ids = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
+    parallel = sp.parallelize(model, compile=False)
+    for wrap in (False, True):
+        for at, block in enumerate(model.blocks if wrap else ()):
+            model.blocks[at] = checkpoint_wrapper(block)
+        parallel.zero_grad()
+        parallel(ids, labels=ids).loss.backward()
+        made = with_regions(parallel.executables[-1].bound)
+        assert any(isinstance(each, Region) for each in made.modules()) == wrap
+    plain(ids, labels=ids).loss.backward()
+    for found, right in zip(parallel.parameters(), plain.parameters(), strict=True):
+        assert relative_error(found.grad, right.grad) < 1e-12

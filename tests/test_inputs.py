@@ -181,3 +181,38 @@ def test_what_the_ranks_hold_does_not_fit() -> None:
 def test_an_unknown_form_of_inputs() -> None:
     with pytest.raises(sp.StrategyError, match=r"inputs cannot be 'chunks'(.|\n)*'global', 'local' or 'contiguous'"):
         sp.parallelize(Trunk(True), inputs="chunks")  # type: ignore[arg-type]
+
+
+class Names(nn.Module):
+    """Inputs called as what generated code reads (`-inf`, `device`), and as inputs that sp adds to a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, torch: Tensor, device: Tensor, inf: Tensor, noise_seed: Tensor, global_length: Tensor) -> Tensor:
+        late = hidden_before(torch.shape[1], torch.device)
+        return self.linear(torch * device + inf).masked_fill(late, -float("inf")).exp() * noise_seed + global_length
+
+
+def hidden_before(length: int, device: torch.device) -> Tensor:
+    return torch.arange(length, device=device)[:, None] < 2
+
+
+@pytest.mark.parametrize("form", ["global", "local"])
+def test_inputs_may_have_any_name(form: str) -> None:
+    torch.manual_seed(0)
+    model, given = Names().double(), [torch.randn(2, 11, 16, dtype=torch.float64) for _ in range(5)]
+    expected = model(*given)
+    gradients = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
+    copies = [copy.deepcopy(model) for _ in range(3)]
+
+    def rank(group: dist.ProcessGroup) -> float:
+        parallel = sp.parallelize(copies[group.rank()], mesh=group, inputs=form, compile=False)  # type: ignore[arg-type]
+        parts = given if form == "global" else [parallel.layout.shard(each, 1) for each in given]
+        found = parallel(*parts)
+        ours = torch.autograd.grad(found.square().sum(), list(parallel.parameters()))
+        pairs = zip((found, *ours), (expected, *gradients), strict=True)
+        return max((one - other).abs().max().item() for one, other in pairs)
+
+    assert max(run_ranks(3, rank)) < 1e-11

@@ -18,7 +18,10 @@ from torch.utils import _pytree as pytree
 
 from sp.caches import Form, Kept, caches_in, closed, opened, parts, returns_its_cache
 from sp.errors import InputError, UnsupportedModelError
+from sp.program import LENGTH_CARRIER, NOISE_SEED
 
+# Names of the generated code's own, and of inputs that sp adds: an argument called so is `torch_` there.
+_TAKEN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree", LENGTH_CARRIER, NOISE_SEED})
 _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
@@ -44,7 +47,7 @@ class Call:
         whole = opened((tuple(args), given))
         paths, spec = pytree.tree_flatten_with_path(whole)
         leaves = [leaf for _, leaf in paths]
-        names = _unique(_argument_name(path, parameters) for path, _ in paths)
+        names = _unique((_argument_name(path, parameters) for path, _ in paths), _TAKEN)
         for name, leaf in zip(names, leaves, strict=True):
             if not isinstance(leaf, (torch.Tensor, *_CONSTANTS)):
                 raise InputError(
@@ -208,12 +211,12 @@ def _keys(path: Sequence[object]) -> list[str]:
     return [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in path]
 
 
-def _unique(names: Iterable[str]) -> list[str]:
+def _unique(names: Iterable[str], taken: Set[str] = frozenset()) -> list[str]:
     """Every name once.  They become names in generated Python code too: `my-key` is `my_key` there."""
     found: list[str] = []
     for name in names:
         name = plain = re.sub(r"\W", "_", name)
-        if keyword.iskeyword(name):
+        if keyword.iskeyword(name) or name in taken:
             name = plain = f"{name}_"
         number = 0
         while name in found:

@@ -74,7 +74,7 @@ def _sizes(program: Program) -> dict[fx.Node, sympy.Expr]:
     for node in program.graph.nodes:
         if op_name(node) == "aten.sym_size":
             source = node.args[0]
-            if isinstance(source, fx.Node) and source.op == "placeholder" and source.name not in local:
+            if isinstance(source, fx.Node) and source.op == "placeholder" and source.target not in local:
                 sizes[node] = expression(node.meta["val"])
         elif node.target in _ARITHMETIC and all(operand in sizes for operand in node.all_input_nodes):
             operands = [sizes[part] if isinstance(part, fx.Node) else part for part in node.args]

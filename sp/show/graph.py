@@ -77,7 +77,8 @@ class _Printer:
         return f"{indent}{node.name}", self.naming.type(node.meta.get("val")), described, call
 
     def _input(self, node: fx.Node) -> str:
-        port = next(port for port in self.program.inputs if port.name == node.name)
+        # By target: torch.fx makes a name like `input`, which Python has too, `input_1`.
+        port = next(port for port in self.program.inputs if port.name == node.target)
         form = "local input" if port.local else "input"
         return form if port.dim is None else f"{form}, sequence in dim {port.dim}"
 

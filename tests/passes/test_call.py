@@ -38,6 +38,7 @@ NAMES = [
     ("names that collide", ((A,),), {"input_ids_0": B}, ["input_ids_0", "input_ids_0_1"]),
     ("names that collide once cleaned", ({"a.b": A, "a-b": B},), {}, ["input_ids_a_b", "input_ids_a_b_1"]),
     ("a name that Python reserves", (A,), {"class": B}, ["input_ids", "class_"]),
+    ("names of the generated code", (A,), {"torch": B, "noise_seed": C}, ["input_ids", "torch_", "noise_seed_"]),
     ("constants are no inputs", (A, None), {"scale": 2.0}, ["input_ids"]),
 ]
 

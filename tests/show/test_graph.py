@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import sp
 from sp.models import Llama, LlamaConfig
@@ -109,3 +110,22 @@ def test_stages_are_signed(stages: Stages) -> None:
     for name, program in programs.items():
         assert print_program(program).startswith(f"after {name}: striped · {len(program.graph.nodes)} nodes")
     assert all(after.history[:-1] == before.history for before, after in pairwise(programs.values()))
+
+
+class PythonsOwnNames(nn.Module):
+    def forward(self, input: Tensor, list: Tensor) -> Tensor:  # noqa: A002
+        return (input.view(input.shape[0], input.shape[1], 2, -1) * list.unsqueeze(2)).flatten(2)
+
+
+@pytest.mark.parametrize("inputs", ["global", "local"])
+def test_inputs_may_be_called_as_python_calls_its_own(inputs: str) -> None:
+    """torch.fx names them otherwise, as it does the `input` of nn.Sequential and nn.Linear."""
+    args = torch.randn(2, 9, 4), torch.randn(2, 9, 1)
+    parallel = sp.parallelize(PythonsOwnNames(), inputs=inputs, example_args=args, compile=False)
+    assert parallel(*args).shape == args[0].shape
+    report, form = parallel.report(), "input" if inputs == "global" else "local input"
+    text = report.graph_table()
+    for name in ("input_1", "list_1"):
+        assert re.search(rf"^{name} +f32\[B, S, \d\] +\w.* {form}, sequence in dim 1$", text, re.M), text
+    assert "input_1" in report.to_html()
+    assert "input (" in str(report)

@@ -106,7 +106,7 @@ class _Rows:
             "input" if is_input else self._kind(node),
             self.naming.type(node.meta.get("val")),
             "" if placement is None else self.naming.text(str(placement)),
-            _input(self.ports[node.name]) if is_input else self.expressions.call(node),
+            _input(self.ports[str(node.target)]) if is_input else self.expressions.call(node),
             self.reasons.why(node),
             _source(node),
             module_path(node),
