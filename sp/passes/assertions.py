@@ -3,9 +3,10 @@
     sym_min = sym_min(4 + 4*S, 8 + 8*S);  eq = sym_min == 4 + 4*S
     _assert_scalar(eq, …)                                            →  (erased: 8 + 8*S is never less)
 
-Beside a cache, and where it has stumbled over a minimum, torch.export is asked to write down what it cannot prove instead
-of giving up: its solver knows nothing of minima.  Plain bounds it does not write into the graph, but into the ranges of
-the sizes.  Programs run without such checks, and for every length of a range, so that each must hold for all of it.
+Beside a cache, and where it has stumbled over a minimum, torch.export is asked to write down what it cannot prove
+instead of giving up: its solver knows nothing of minima.  Plain bounds it does not write into the graph, but into the
+ranges of the sizes.  Programs run without such checks, and for every length of a range, so that each must hold for all
+of it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def test_a_mesh_has_two_axes(shape: tuple[int, ...]) -> None:
 
 
 def test_ranks_of_one_world_after_another_trace() -> None:
-    """Later threads use what the first to trace has made: torch 2.11 for CUDA, without a GPU, ended the process here."""
+    """Later threads use what the first to trace has made: torch 2.11 for CUDA, without a GPU, ended the process."""
 
     def rank(group: object) -> torch.Size:
         with FakeTensorMode():
