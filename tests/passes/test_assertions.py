@@ -12,7 +12,8 @@ from sp.models import GPT, GPTConfig
 from sp.passes import export
 from sp.testing.compare import errors_between, run_once
 
-GUARD = "  - Not all values of S = L['tensors'][0].size()[1] in the specified range satisfy the generated guard min(4*S, 8*S)"
+SIZE = "  - Not all values of S = L['tensors'][0].size()[1] in the specified range"
+GUARD = f"{SIZE} satisfy the generated guard min(4*S, 8*S)"
 IDS = torch.randint(0, 61, (2, 12), generator=torch.Generator().manual_seed(0))
 
 
