@@ -24,7 +24,7 @@ from sp.passes.assertions import prove_assertions, settle_ranges
 from sp.passes.block_masks import OneBlock
 from sp.passes.call import Call, Outputs
 from sp.passes.constants import refuse_loose, refuse_unreal
-from sp.passes.export import Axes, Lengths, export
+from sp.passes.export import Axes, Exported, export
 from sp.passes.fxtools import shape
 from sp.passes.input_dims import (
     Dims,
@@ -78,13 +78,15 @@ def capture(
     call does not say where its sequences are."""
     given = _Given.of(call, tensors, sequence_dim, length, local_inputs, past)
     outputs = Outputs()
-    exported, ranges = _exported(model, call, outputs, given)
-    refuse_loose(exported)
-    module = _flat_module(exported, given.names)
+    exported = _exported(model, call, outputs, given)
+    refuse_loose(exported.program)
+    module = _flat_module(exported.program, given.names)
     refuse_unreal(module)
     symbols, name = _sequence_symbols(module, given), type(model).__name__
-    ranges = settle_ranges(exported, symbols, ranges, name)
-    prove_assertions(module, {symbol: one.shortest for symbol, one in zip(symbols, ranges, strict=True)}, name)
+    ranges = exported.ranges
+    if exported.asserting:
+        ranges = settle_ranges(exported.program, symbols, ranges, name)
+        prove_assertions(module, {symbol: one.shortest for symbol, one in zip(symbols, ranges, strict=True)}, name)
     for found, lengths in zip(given.lengths, ranges, strict=True):
         if not lengths.holds(found):
             raise InputError(
@@ -100,9 +102,7 @@ def capture(
     return Program(module, sequences, strategy, given.ports, ports, history=history), outputs
 
 
-def _exported(
-    model: nn.Module, call: Call, outputs: Outputs, given: _Given
-) -> tuple[ExportedProgram, tuple[Lengths, ...]]:
+def _exported(model: nn.Module, call: Call, outputs: Outputs, given: _Given) -> Exported:
     batches = [
         batch_dim(tensor, tuple(held), given.past) for tensor, held in zip(given.tensors, given.held, strict=True)
     ]

@@ -80,8 +80,19 @@ Examples = Callable[[Sequence[int]], list[torch.Tensor]]
 Ranges = tuple[Lengths, ...]
 
 
-def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) -> tuple[ExportedProgram, Ranges]:
-    """Export `flat` (which calls `model`) and say for which lengths of each sequence.
+@dataclass(frozen=True)
+class Exported:
+    """What torch.export has made, and for which lengths of each sequence.
+
+    asserting: whether it asserts in the graph what it could not prove; see `assertions`."""
+
+    program: ExportedProgram
+    ranges: Ranges
+    asserting: bool
+
+
+def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) -> Exported:
+    """Export `flat`, which calls `model`.
 
     examples: makes inputs of at least those lengths.  Raises UnsupportedModelError."""
     anything = (Lengths(),) * axes.count
@@ -98,9 +109,7 @@ def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) ->
             raise error from error.__cause__
 
 
-def _export(
-    flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes, ranges: Ranges
-) -> tuple[ExportedProgram, Ranges]:
+def _export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes, ranges: Ranges) -> Exported:
     message, asserting = "", axes.grows
     for _ in range(_ATTEMPTS):
         with torch.inference_mode(False):
@@ -108,7 +117,7 @@ def _export(
         try:
             with torch.inference_mode(False), torch.enable_grad(), preserve_node_meta():
                 shapes = (axes.dynamic(inputs, ranges),)
-                return _trace(flat, inputs, shapes, asserting), ranges
+                return Exported(_trace(flat, inputs, shapes, asserting), ranges, asserting)
         except UnsupportedModelError:
             raise
         except Exception as error:
