@@ -5,7 +5,8 @@
 
 Beside a cache, and where it has stumbled over a minimum, torch.export is asked to write down what it cannot prove
 instead of giving up: its solver knows nothing of minima.  Plain bounds it does not write into the graph, but into the
-ranges of the sizes.  Programs run without such checks, and for every length of a range: each must hold for all of it.
+ranges of the sizes.  Programs run without such checks, and for every length of a range, so that each must hold for all
+of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sp.errors import UnsupportedModelError
 from sp.passes.export import Lengths
 from sp.passes.fxtools import exact_quotient, shape
 
-_ASSERT = torch.ops.aten._assert_scalar.default
+_ASSERT, _SIZE = torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_size.int
 
 
 def settle_ranges(
@@ -55,7 +56,9 @@ def prove_assertions(module: fx.GraphModule, shortest: Mapping[sympy.Symbol, int
         if not _holds(claim, shortest):
             raise _unproven(model, str(claim))
         module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
+    for node in reversed(module.graph.nodes):
+        if not node.users and (node.target is _SIZE or node.target in _FUNCTIONS):  # what changes a tensor stays
+            module.graph.erase_node(node)
     module.recompile()
 
 
@@ -71,7 +74,7 @@ def _claim(value: object) -> Any:
     """What a node says of sizes.  Read from the ops: torch.export takes for true from then on what it asserts."""
     if not isinstance(value, fx.Node):
         return sympy.sympify(value)
-    if value.target is torch.ops.aten.sym_size.int:
+    if value.target is _SIZE:
         return shape(cast(fx.Node, value.args[0]))[cast(int, value.args[1])]
     function = _FUNCTIONS.get(value.target)
     return sympy.Dummy(value.name) if function is None else function(*map(_claim, value.args))
@@ -88,6 +91,7 @@ _FUNCTIONS: Mapping[object, Callable[..., Any]] = {
     operator.add: operator.add,
     operator.sub: operator.sub,
     operator.mul: operator.mul,
+    operator.pow: operator.pow,
     operator.neg: operator.neg,
     operator.mod: sympy.Mod,
     operator.eq: sympy.Eq,

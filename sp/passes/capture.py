@@ -78,13 +78,14 @@ def capture(
     call does not say where its sequences are."""
     given = _Given.of(call, tensors, sequence_dim, length, local_inputs, past)
     outputs = Outputs()
-    exported, ranges, asserts = _exported(model, call, outputs, given)
-    refuse_loose(exported)
-    module = _flat_module(exported, given.names)
+    exported = _exported(model, call, outputs, given)
+    refuse_loose(exported.program)
+    module = _flat_module(exported.program, given.names)
     refuse_unreal(module)
     symbols, name = _sequence_symbols(module, given), type(model).__name__
-    if asserts:
-        ranges = settle_ranges(exported, symbols, ranges, name)
+    ranges = exported.ranges
+    if exported.asserting:
+        ranges = settle_ranges(exported.program, symbols, ranges, name)
         prove_assertions(module, {symbol: one.shortest for symbol, one in zip(symbols, ranges, strict=True)}, name)
     for found, lengths in zip(given.lengths, ranges, strict=True):
         if not lengths.holds(found):

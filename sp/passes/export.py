@@ -10,7 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -80,16 +80,19 @@ Examples = Callable[[Sequence[int]], list[torch.Tensor]]
 Ranges = tuple[Lengths, ...]
 
 
-class Exported(NamedTuple):
-    """asserts: whether torch.export has written down what it could not prove, see `sp.passes.assertions`."""
+@dataclass(frozen=True)
+class Exported:
+    """What torch.export has made, and for which lengths of each sequence.
+
+    asserting: whether it asserts in the graph what it could not prove; see `assertions`."""
 
     program: ExportedProgram
     ranges: Ranges
-    asserts: bool
+    asserting: bool
 
 
 def export(flat: nn.Module, model: nn.Module, examples: Examples, axes: Axes) -> Exported:
-    """Export `flat` (which calls `model`) and say for which lengths of each sequence.
+    """Export `flat`, which calls `model`.
 
     examples: makes inputs of at least those lengths.  Raises UnsupportedModelError."""
     anything = (Lengths(),) * axes.count

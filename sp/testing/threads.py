@@ -21,6 +21,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sp.mesh import MeshGroups
 from sp.runtime.notes import close_connections
@@ -102,6 +103,7 @@ def _run(
     # gloo's own timeout lies after ours, which says more.
     seats, groups = connect(timedelta(seconds=2 * timeout_s + 60))
     outcomes: queue.SimpleQueue[_Returned[T] | _Raised] = queue.SimpleQueue()
+    _trace_first()
     threads = [_start(rank, fn, seat, outcomes) for rank, seat in enumerate(seats)]
     try:
         return _values(threads, outcomes, deadline)
@@ -114,6 +116,16 @@ def _run(
         del seats, groups  # a raised error keeps this frame, which must not keep every rank's group,
         while not outcomes.empty():  # nor may the queue keep the later errors, whose frames keep the queue
             outcomes.get()
+
+
+def _trace_first() -> None:
+    """Enter torch's fake tensors here, before any rank does.
+
+    Where torch is built for CUDA and no GPU is there, the first thread to do so makes a device guard that all later
+    ones use; torch 2.11 frees it with that thread (mended in pytorch's pull request 178950). The caller outlives its
+    ranks."""
+    with FakeTensorMode():
+        pass
 
 
 def _start(

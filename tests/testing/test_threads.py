@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sp
-from sp.testing.threads import run_mesh
+from sp.testing.threads import run_mesh, run_ranks
 
 
 def test_each_rank_has_three_groups_and_values_come_row_after_row() -> None:
@@ -37,3 +38,14 @@ def test_a_rank_that_raises_ends_its_mesh() -> None:
 def test_a_mesh_has_two_axes(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"two axes of at least one rank each, got shape=\("):
         run_mesh(shape, lambda mesh: None)
+
+
+def test_ranks_of_one_world_after_another_trace() -> None:
+    """Later threads use what the first to trace has made: torch 2.11 for CUDA, without a GPU, ended the process."""
+
+    def rank(group: object) -> torch.Size:
+        with FakeTensorMode():
+            return torch.empty(3).shape
+
+    for _ in range(5):
+        assert run_ranks(2, rank) == [(3,)] * 2
