@@ -28,6 +28,8 @@ SLOW = (
     "compile",
     "masked",
     "window",
+    "wait",
+    "imports",
 )  # many processes, or models that compile
 WITHOUT_BOUND = ("published",)  # which shows the published figure instead
 WITHOUT_CHART = ("bytes", "window", "masked", "published", "imports", "handshake")

@@ -28,6 +28,15 @@ LEAK = 512  # bytes of each step.  A capture leaves some 5 kB in caches of sympy
 IDS = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def counting_what_is_new() -> Iterator[None]:
+    """Each reading collects garbage and counts objects: not those that other tests have left in this process."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
 def world() -> Iterator[ProcessWorld]:
     with ProcessWorld(2) as ranks:
