@@ -18,6 +18,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -130,7 +131,11 @@ def caller() -> str:
 
 
 def place_of(thing: Any) -> str:
-    """Where a class or function is written."""
+    """Where a class or function is written; of a partial its function, of any other object its class."""
+    while isinstance(thing, partial):
+        thing = thing.func
+    if not hasattr(thing, "__name__"):
+        thing = type(thing)
     try:
         return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]} in {thing.__name__}"
     except (OSError, TypeError):

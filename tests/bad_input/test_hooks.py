@@ -1,6 +1,8 @@
 """Hooks of one name that do other things, and hooks of backward: a graph that knows others is not used again."""
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,6 +39,25 @@ def test_hooks_of_one_name() -> None:
 
 
 def kept(module: nn.Module, *gradients: Any) -> None: ...
+
+
+class Keeper:
+    def __call__(self, module: nn.Module, *gradients: Any) -> None: ...
+
+    def method(self, module: nn.Module, *gradients: Any) -> None: ...
+
+
+PLACES = [(partial(partial(kept)), kept), (Keeper(), Keeper), (Keeper().method, Keeper.method)]
+
+
+@pytest.mark.parametrize(("hook", "written"), PLACES, ids=["partial", "object", "method"])
+def test_a_hook_of_backward_is_named_by_its_line_whatever_it_is(hook: Callable[..., Any], written: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].register_full_backward_hook(hook)
+    with pytest.raises(sp.UnsupportedModelError) as caught:
+        sp.parallelize(model, compile=False)(X)
+    line = inspect.getsourcelines(written)[1]
+    assert f"  at:     {__file__}:{line} in {written.__name__}\n" in str(caught.value)
 
 
 @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
